@@ -1,0 +1,199 @@
+"""autograd → `Graph`. The only file that reads torch's private attributes.
+
+In: output and input tensors (or gradient edges). Out: a `Graph`, and `Saved`, the view of one node's saved values.
+It knows nothing of rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from .errors import FreedGraphError, LRPError, NoGraphError, OpaqueGraphError, UnusedInputError
+from .graph import Graph, Ref
+
+# Nodes behind which the operations cannot be seen, and what to do about each.
+OPAQUE = {
+    "CompiledFunctionBackward": "wrap the call in torch.compiler.set_stance('force_eager'), or explain model._orig_mod",
+    "CheckpointFunctionBackward": "call torch.utils.checkpoint with use_reentrant=False",
+    "DifferentiableGraphBackward": "explain the plain module instead of the scripted one",
+}
+
+_SIGN_BIT = 1 << 63
+
+
+class Saved:
+    """One node's saved values by their names in torch's table of derivatives: `Saved(node).dim`, `.weight`."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            value = getattr(self.node, "_saved_" + name)
+        except RuntimeError as error:
+            raise _read_error(error, type(self.node).__name__, name) from None
+        return _clean(value)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a Python `autograd.Function` gave to `ctx.save_for_backward`."""
+        return tuple(t.detach() if t is not None else None for t in self.node.saved_tensors)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the node's first output."""
+        return output_shape(self.node, 0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the node's first output."""
+        return self.node._input_metadata[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the node's first output."""
+        return self.node._input_metadata[0].device
+
+
+def output_shape(node: Any, number: int) -> torch.Size:
+    """The shape of one output of an autograd node."""
+    if type(node).__name__ == "AccumulateGrad":
+        return node.variable.shape
+    return torch.Size(node._input_metadata[number].shape)
+
+
+def leaf_value(node: Any) -> Tensor:
+    """The tensor behind an AccumulateGrad node."""
+    return node.variable.detach()
+
+
+def sequence_number(node: Any) -> int:
+    """When the node was made; nodes of one forward pass on one thread count up."""
+    return node._sequence_nr()
+
+
+def next_sequence_number() -> int:
+    """The number that the next node made on this thread will get."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def capture(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | GradientEdge],
+    signatures: Mapping[str, Callable[[Saved], tuple[Any, ...]]],
+) -> Graph:
+    """Walk from the outputs down to the inputs' graph, iteratively, in one canonical order.
+
+    `signatures` says for some node types which of their saved values decide a plan.
+    """
+    roots = [_root(output, number) for number, output in enumerate(outputs)]
+    index: dict[Any, int] = {}  # holding the wrappers keeps their identity stable during the walk
+    handles: list[Any] = []
+    nexts: list[tuple[tuple[Any, int], ...]] = []
+    for root, _ in roots:
+        if root in index:
+            continue
+        index[root] = -1
+        stack = [(root, root.next_functions, 0)]
+        while stack:
+            node, operands, position = stack.pop()
+            while position < len(operands):
+                operand = operands[position][0]
+                position += 1
+                if operand is not None and operand not in index:
+                    index[operand] = -1
+                    stack.append((node, operands, position))
+                    node, operands, position = operand, operand.next_functions, 0
+            index[node] = len(handles)
+            handles.append(node)
+            nexts.append(operands)
+
+    types = tuple(map(type, handles))
+    edges = tuple(
+        tuple((index[operand], number) if operand is not None else None for operand, number in operands)
+        for operands in nexts
+    )
+    _refuse_opaque(set(types))
+    deciding = {kind: signatures[kind.__name__] for kind in set(types) if kind.__name__ in signatures}
+    attributes = tuple((i, deciding[kind](Saved(handles[i]))) for i, kind in enumerate(types) if kind in deciding)
+    return Graph(
+        types=types,
+        edges=edges,
+        attributes=attributes,
+        outputs=tuple((index[node], number) for node, number in roots),
+        inputs=tuple(_input_ref(number, tensor, index) for number, tensor in enumerate(inputs)),
+        handles=tuple(handles),
+    )
+
+
+def gradient_edge(tensor: Tensor | GradientEdge) -> GradientEdge:
+    """Where autograd delivers the gradient of a tensor."""
+    return tensor if isinstance(tensor, GradientEdge) else get_gradient_edge(tensor)
+
+
+def _root(output: Tensor, number: int) -> tuple[Any, int]:
+    if output.grad_fn is None:
+        cause = (
+            "it was made in inference mode"
+            if output.is_inference()
+            else "it is a leaf"
+            if output.requires_grad
+            else "it was made under torch.no_grad(), detached, or from tensors that require no gradient"
+        )
+        raise NoGraphError(
+            f"output {number} of shape {tuple(output.shape)} has no autograd graph: {cause}. Run the forward pass with "
+            "gradients enabled on an input that requires them (x.requires_grad_()), or call dynamiclrp.explain, which does."
+        )
+    return output.grad_fn, output.output_nr
+
+
+def _input_ref(number: int, tensor: Tensor | GradientEdge, index: dict[Any, int]) -> Ref:
+    if isinstance(tensor, Tensor) and not tensor.requires_grad:
+        raise UnusedInputError(
+            f"input {number} of shape {tuple(tensor.shape)} does not require a gradient, so autograd did not follow it. "
+            "Call x.requires_grad_() before the forward pass."
+        )
+    edge = gradient_edge(tensor)
+    if edge.node not in index:
+        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else tuple(output_shape(edge.node, edge.output_nr))
+        raise UnusedInputError(
+            f"input {number} of shape {shape} is not part of the graph of the outputs: they do not depend on it. "
+            "Pass the very tensor that the model used (not a copy, cast or view made afterwards)."
+        )
+    return (index[edge.node], edge.output_nr)
+
+
+def _refuse_opaque(types: set[type]) -> None:
+    for name in sorted(kind.__name__ for kind in types):
+        if name in OPAQUE:
+            raise OpaqueGraphError(f"{name} hides the operations it is made of. Remedy: {OPAQUE[name]}.")
+
+
+def _read_error(error: RuntimeError, node: str, name: str) -> LRPError:
+    text = str(error)
+    if "second time" in text or "already been freed" in text:
+        return FreedGraphError(
+            f"the saved values of {node} were freed by an earlier backward pass. Run the forward pass again, or keep the "
+            "graph with retain_graph=True."
+        )
+    if "inplace" in text:
+        return FreedGraphError(f"{node} saved {name!r}, and an in-place operation overwrote it afterwards: {text}")
+    return FreedGraphError(f"{node} cannot hand out {name!r}: {text}")
+
+
+def _clean(value: Any) -> Any:
+    """Detach tensors; negative integers read back as unsigned."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value - (1 << 64) if value >= _SIGN_BIT else value
+    if isinstance(value, (tuple, list)):
+        return tuple(_clean(item) for item in value)
+    return value

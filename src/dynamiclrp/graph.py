@@ -1,0 +1,87 @@
+"""The forward pass as data: nodes, edges, which of them matter.
+
+In: what `capture` read off autograd. Out: a `Graph`, the input of `plan`. This file knows nothing of torch's private
+attributes, of rules or of values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from .ops import OPS
+
+# One tensor of the forward pass: (index of the node that made it, number of that node's output).
+Ref = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The operations between outputs and inputs; an operand's node always stands before its consumer."""
+
+    types: tuple[type, ...]  # autograd's class of each node
+    edges: tuple[tuple[Ref | None, ...], ...]  # operands of each node; None: a constant
+    attributes: tuple[tuple[int, tuple[Any, ...]], ...]  # (node, saved values that decide its plan)
+    outputs: tuple[Ref, ...]
+    inputs: tuple[Ref, ...]
+    handles: tuple[Any, ...] = field(repr=False)  # autograd's nodes; they live no longer than the call
+    modules: tuple[str, ...] | None = None  # the innermost module of each node, where somebody watched the forward pass
+    calls: dict[int, Any] = field(default_factory=dict, repr=False)  # recorded calls by node (see recorder.py)
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Equal for two graphs exactly when one plan serves both. Holds no shapes and no values."""
+        calls = frozenset(self.calls)
+        return (self.types, self.edges, self.attributes, self.outputs, self.inputs, self.modules, calls)
+
+    def name(self, node: int) -> str:
+        """The operation's name: `AddmmBackward0` is `Addmm`."""
+        return op_name(self.types[node].__name__)
+
+    def op(self, node: int) -> Any:
+        """The row of the operation."""
+        return OPS[self.types[node].__name__]
+
+    def where(self, node: int) -> str:
+        """The node as error messages name it."""
+        module = self.modules[node] if self.modules else ""
+        return f"node {node} ({self.name(node)}{f' in {module}' if module else ''})"
+
+    @cached_property
+    def runs(self) -> tuple[bool, ...]:
+        """For each node: does relevance pass through it on its way to an input?"""
+        wanted = set(self.inputs)
+        runs: list[bool] = []
+        for edges in self.edges:
+            runs.append(any(ref is not None and (ref in wanted or runs[ref[0]]) for ref in edges))
+        return tuple(runs)
+
+    def is_live(self, ref: Ref | None) -> bool:
+        """Does relevance of this tensor reach an input?"""
+        return ref is not None and (self.runs[ref[0]] or ref in self.inputs)
+
+    @cached_property
+    def consumers(self) -> dict[Ref, list[tuple[int, int]]]:
+        """For each tensor: the nodes that use it, with the operand's position."""
+        consumers: dict[Ref, list[tuple[int, int]]] = {}
+        for node, edges in enumerate(self.edges):
+            for position, ref in enumerate(edges):
+                if ref is not None:
+                    consumers.setdefault(ref, []).append((node, position))
+        return consumers
+
+    def __str__(self) -> str:
+        counts = Counter(self.name(node) for node in range(len(self)))
+        live = sum(self.runs)
+        ops = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.most_common())
+        return f"Graph of {len(self)} nodes, {live} live: {ops}"
+
+
+def op_name(type_name: str) -> str:
+    """`AddmmBackward0` → `Addmm`; Python functions (`MyFunctionBackward`) → `MyFunction`."""
+    return type_name.rstrip("0123456789").removesuffix("Backward")

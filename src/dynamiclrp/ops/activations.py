@@ -1,0 +1,74 @@
+"""Elementwise functions. Those with f(0) = 0 are activations; for the others f(x)/x has no limit at 0."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .table import Kind, row
+
+A = Kind.ACTIVATION
+KEEPS_INPUT = {0: ("self", None)}
+
+
+def _gelu_ratio(n) -> Tensor:
+    x = n.self
+    if n.approximate == "tanh":
+        return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return torch.special.ndtr(x)
+
+
+row("ReluBackward0", A, result="result", forward=lambda n, x: F.relu(x), rectifies=True,
+    ratio=lambda n: (n.result > 0).to(n.result.dtype))  # fmt: skip
+row("GeluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.gelu(x, approximate=n.approximate), ratio=_gelu_ratio)
+row("SiluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.silu(x), ratio=lambda n: torch.sigmoid(n.self))
+row("MishBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.mish(x),
+    ratio=lambda n: torch.tanh(F.softplus(n.self)))  # fmt: skip
+row("HardswishBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.hardswish(x),
+    ratio=lambda n: F.hardsigmoid(n.self))  # fmt: skip
+row("LeakyReluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.leaky_relu(x, n.negative_slope),
+    ratio=lambda n: torch.where(n.self > 0, 1.0, n.negative_slope).to(n.self.dtype))  # fmt: skip
+row("LeakyReluBackward1", A, result="result")
+row("PreluKernelBackward0", A, saved={0: ("self", None), 1: ("weight", None)},
+    forward=lambda n, x, w: torch.where(x > 0, x, w * x))  # fmt: skip
+row("HardtanhBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.hardtanh(x, n.min_val, n.max_val))
+row("EluBackward0", A, saved=KEEPS_INPUT,
+    forward=lambda n, x: torch.ops.aten.elu(x, n.alpha, n.scale, n.input_scale))  # fmt: skip
+row("CeluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.celu(x, n.alpha))
+row("TanhBackward0", A, result="result", forward=lambda n, x: x.tanh())
+row("ErfBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.erf())
+row("SinBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.sin())
+row("AbsBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.abs())
+row("PowBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.pow(n.exponent), signature=lambda n: (n.exponent,))
+row("ThresholdBackward0", A, saved=KEEPS_INPUT)
+row("ClampBackward0 ClampBackward1", A, saved=KEEPS_INPUT)
+row("ClampMinBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.clamp_min(n.min))
+row("ClampMaxBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.clamp_max(n.max))
+
+N = Kind.FUNCTION
+row("SigmoidBackward0", N, result="result", forward=lambda n, x: x.sigmoid())
+row("HardsigmoidBackward0", N, saved=KEEPS_INPUT, forward=lambda n, x: F.hardsigmoid(x))
+row("LogSigmoidBackward0", N, saved=KEEPS_INPUT, forward=lambda n, x: F.logsigmoid(x))
+row("SoftplusBackward0", N, saved=KEEPS_INPUT, forward=lambda n, x: F.softplus(x, n.beta, n.threshold))
+row("ExpBackward0", N, result="result", forward=lambda n, x: x.exp())
+row("LogBackward0", N, saved=KEEPS_INPUT, forward=lambda n, x: x.log())
+row("Log1PBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.log1p())
+row("Expm1Backward0", A, result="result", forward=lambda n, x: x.expm1())
+row("CosBackward0", N, saved=KEEPS_INPUT, forward=lambda n, x: x.cos())
+row("SqrtBackward0", N, result="result", forward=lambda n, x: x.sqrt())
+row("RsqrtBackward0", N, result="result", forward=lambda n, x: x.rsqrt())
+row("ReciprocalBackward0", N, result="result", forward=lambda n, x: x.reciprocal())
+
+row("SoftmaxBackward0 SafeSoftmaxBackward0", Kind.SOFTMAX, result="result", forward=lambda n, x: x.softmax(n.dim))
+row("LogSoftmaxBackward0", Kind.SOFTMAX, result="result", forward=lambda n, x: x.log_softmax(n.dim))
+row("LogsumexpBackward0", Kind.SOFTMAX, saved=KEEPS_INPUT, result="result")
+
+row("VarBackward0", Kind.STATISTIC, saved=KEEPS_INPUT,
+    forward=lambda n, x: torch.var(x, n.dim, correction=n.correction, keepdim=n.keepdim))  # fmt: skip
+row("StdBackward0", Kind.STATISTIC, saved=KEEPS_INPUT, result="result",
+    forward=lambda n, x: torch.std(x, n.dim, correction=n.correction, keepdim=n.keepdim))  # fmt: skip
+row("VarMeanBackward0 StdMeanBackward0", Kind.STATISTIC, saved=KEEPS_INPUT)
+row("LinalgVectorNormBackward0", Kind.STATISTIC, saved=KEEPS_INPUT, result="result",
+    forward=lambda n, x: torch.linalg.vector_norm(x, n.ord, n.dim, n.keepdim))  # fmt: skip
+row("NormBackward0 NormBackward1 NormBackward2", Kind.STATISTIC, saved=KEEPS_INPUT, result="result")

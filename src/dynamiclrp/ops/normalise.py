@@ -1,0 +1,69 @@
+"""Normalisations. `fixed` is their backward with the scale statistic held constant (AttnLRP, eq. 10 and prop. 3.4)."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .table import Kind, row
+
+
+def _layer_norm_fixed(n, s: Tensor) -> Tensor:
+    x, weight, mean, rstd = n.input, n.weight, n.result1, n.result2
+    if s.dtype in (torch.float32, torch.float64) and mean.dtype == x.dtype:
+        # LayerNorm's own backward for an input equal to its mean: the term of the standard deviation vanishes.
+        return torch.ops.aten.native_layer_norm_backward(
+            s, mean.expand_as(x), n.normalized_shape, mean, rstd, weight, n.bias, [True, False, False]
+        )[0]
+    g = s.to(rstd.dtype) * rstd
+    if weight is not None:
+        g = g * weight
+    dims = tuple(range(x.dim() - len(n.normalized_shape), x.dim()))
+    return (g - g.mean(dims, keepdim=True)).to(s.dtype)
+
+
+def _group_norm_fixed(n, s: Tensor) -> Tensor:
+    weight = n.weight
+    g = s if weight is None else s * weight.reshape(-1, *[1] * (s.dim() - 2))
+    g = g.reshape(n.N, n.group, -1)
+    g = (g - g.mean(-1, keepdim=True)) * n.result2.reshape(n.N, n.group, 1)
+    return g.reshape(s.shape).to(s.dtype)
+
+
+def _rms_norm_fixed(n, s: Tensor) -> Tensor:
+    g = s if n.weight is None else s * n.weight
+    return (g * n.result1).to(s.dtype)
+
+
+def _batch_norm_fixed(n, s: Tensor) -> Tensor:
+    """Batch statistics (training mode, and instance norm, which is made of it)."""
+    shape = (1, -1, *[1] * (s.dim() - 2))
+    g = s * n.result2.reshape(shape)
+    if n.weight is not None:
+        g = g * n.weight.reshape(shape)
+    dims = (0, *range(2, s.dim()))
+    return (g - g.mean(dims, keepdim=True)).to(s.dtype)
+
+
+def batch_norm_affine(n) -> tuple[Tensor, Tensor]:
+    """Scale, and mean that is subtracted before it, of a batch norm in eval mode, one number a channel."""
+    scale = torch.rsqrt(n.running_var + n.eps)
+    return (scale if n.weight is None else scale * n.weight), n.running_mean
+
+
+def _batch_norm(n, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    return F.batch_norm(x, n.running_mean, n.running_var, weight, bias, n.training, 0.0, n.eps)
+
+
+row("NativeLayerNormBackward0", Kind.NORMALISE,
+    saved={0: ("input", None), 1: ("weight", None), 2: ("bias", None)}, fixed=_layer_norm_fixed,
+    forward=lambda n, x, w=None, b=None: F.layer_norm(x, n.normalized_shape, w, b))  # fmt: skip
+row("NativeGroupNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
+    fixed=_group_norm_fixed, signature=lambda n: (n.weight is not None,),
+    absent=lambda signature: () if signature[0] else (1, 2),
+    forward=lambda n, x, w=None, b=None: F.group_norm(x, n.group, w, b, n.eps))  # fmt: skip
+row("FusedRmsNormBackward0 RmsNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
+    fixed=_rms_norm_fixed)  # fmt: skip
+row("NativeBatchNormBackward0 CudnnBatchNormBackward0 MiopenBatchNormBackward0", Kind.BATCHNORM,
+    saved={0: ("input", None), 1: ("weight", None)}, fixed=_batch_norm_fixed, forward=_batch_norm,
+    signature=lambda n: (n.training, n.weight is not None),
+    absent=lambda signature: () if signature[1] else (1, 2))  # fmt: skip

@@ -1,0 +1,44 @@
+"""Sums, means and averages over windows."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .table import Kind, row
+
+S = Kind.SUM
+
+
+def _reduced(n, x: Tensor, reduce) -> Tensor:
+    return reduce(x, n.dim or None, n.keepdim)
+
+
+row("AddBackward0", S, forward=lambda n, a, b: torch.add(a, b, alpha=n.alpha), weights=lambda n: (1, n.alpha))
+row("SubBackward0", S, forward=lambda n, a, b: torch.sub(a, b, alpha=n.alpha), weights=lambda n: (1, -n.alpha))
+row("RsubBackward0", S, weights=lambda n: (-n.alpha, 1))
+row("RsubBackward1 AddBackward1 SubBackward1", S, weights=lambda n: (1,))
+row("SumBackward0", S, forward=lambda n, x: x.sum())
+row("SumBackward1", S, forward=lambda n, x: _reduced(n, x, torch.sum))
+row("MeanBackward0", S, forward=lambda n, x: x.mean())
+row("MeanBackward1", S, forward=lambda n, x: _reduced(n, x, torch.mean))
+row("CumsumBackward0", S, forward=lambda n, x: x.cumsum(n.dim))
+row("LerpBackward0", S)
+row("IndexAddBackward0 ScatterAddBackward0", S)
+row("UpsampleBilinear2DBackward0 UpsampleBicubic2DBackward0 UpsampleLinear1DBackward0", S)
+row("UpsampleBilinear2DAaBackward0 UpsampleBicubic2DAaBackward0", S)
+
+P = Kind.POOL
+
+
+def _avg_pool2d(n, x: Tensor) -> Tensor:
+    return F.avg_pool2d(
+        x, n.kernel_size, n.stride, n.padding, n.ceil_mode, n.count_include_pad, n.divisor_override
+    )
+
+
+row("AvgPool2DBackward0", P, saved={0: ("self", None)}, forward=_avg_pool2d)
+row("AvgPool3DBackward0", P, saved={0: ("self", None)})
+row("AdaptiveAvgPool2DBackward0", P, saved={0: ("self", None)},
+    forward=lambda n, x: F.adaptive_avg_pool2d(x, list(n.shape[-2:])))  # fmt: skip
+row("AdaptiveAvgPool3DBackward0", P, saved={0: ("self", None)},
+    forward=lambda n, x: F.adaptive_avg_pool3d(x, list(n.shape[-3:])))  # fmt: skip

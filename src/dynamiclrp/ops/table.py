@@ -1,0 +1,107 @@
+"""What a row says: one autograd node type, its kind, where its values are kept, and its forward.
+
+A row states only what is special about the operation. Its kind decides which rule of a preset applies; broadcasting,
+dtypes, missing gradients and liveness are handled once, in `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import PresetError
+
+
+class Kind(str, Enum):
+    """What an operation is to relevance."""
+
+    LEAF = "leaf"  # a tensor that the user or a module made
+    MOVEMENT = "movement"  # views, copies, casts, padding, selection by position or by value
+    SCALE = "scale"  # a product with one live operand, elementwise
+    LINEAR = "linear"  # matrix products with one live operand
+    CONV = "conv"
+    SUM = "sum"
+    POOL = "pool"  # averages over windows
+    PRODUCT = "product"  # two live operands
+    ACTIVATION = "activation"  # elementwise, f(0) = 0
+    FUNCTION = "function"  # elementwise, f(0) != 0 or f'(0) infinite
+    SOFTMAX = "softmax"
+    NORMALISE = "normalise"
+    BATCHNORM = "batchnorm"
+    ATTENTION = "attention"
+    STATISTIC = "statistic"  # norms and variances
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A bilinear operation seen as `product(x, w) + bias`."""
+
+    factors: tuple[int, int]  # positions of the two operands that are multiplied
+    product: Callable[[Any, Tensor, Tensor], Tensor]
+    # (saved, which factor gets it, coefficient of the output, both factors) → coefficient of that factor
+    transposed: Callable[[Any, int, Tensor, Tensor, Tensor], Tensor]
+    bias: int | None = None  # position of the operand that is added
+    # (saved, bias) → the bias as it stands in the output, broadcastable to it
+    spread: Callable[[Any, Tensor], Tensor] = lambda n, b: b
+    # (saved, second factor, one number per output channel) → that factor with its output channels scaled
+    fold: Callable[[Any, Tensor, Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row. `saved` maps an operand's position to (attribute, position whose gradient made autograd keep it)."""
+
+    kind: Kind
+    saved: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
+    result: str | None = None  # the attribute that holds the node's own output
+    forward: Callable[..., Any] | None = None  # (saved, *operands) → output, or a sequence of outputs
+    linear: LinearMap | None = None
+    ratio: Callable[[Any], Tensor] | None = None  # activations: f(x)/x in closed form, from saved values
+    fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
+    weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
+    rectifies: bool = False  # zero gradient wherever output differs from input: output serves as input
+    lookup: str | None = None  # the attribute that holds integer indices into operand 0
+    signature: Callable[[Any], tuple[Any, ...]] | None = None  # saved → what decides the plan beyond the graph
+    absent: Callable[[tuple[Any, ...]], tuple[int, ...]] = lambda signature: ()  # optional operands left out
+
+    def keeps(self, position: int, edges: tuple[Any, ...]) -> str | None:
+        """The attribute that holds an operand, if autograd kept it."""
+        attribute, because = self.saved.get(position, (None, None))
+        return attribute if because is None or edges[because] is not None else None
+
+
+OPS: dict[str, Op] = {}
+
+
+def row(names: str, kind: Kind, **what: Any) -> None:
+    """Enter one row under each of the node types `names`."""
+    for name in names.split():
+        if name in OPS:
+            raise PresetError(f"{name} has a row already")
+        OPS[name] = Op(kind, **what)
+
+
+def register(
+    name: str,
+    kind: Kind | str,
+    *,
+    replace: bool = False,
+    **what: Any,
+) -> None:
+    """Give a node type a row; for a Python `autograd.Function` called F the node type is `FBackward`.
+
+    >>> register("MySwishBackward", "activation", saved={0: ("x", None)})  # doctest: +SKIP
+    """
+    if name in OPS and not replace:
+        raise PresetError(f"{name} has a row already; pass replace=True to replace it")
+    try:
+        OPS[name] = Op(Kind(kind), **what)
+    except ValueError:
+        raise PresetError(f"unknown kind {kind!r}: expected one of {', '.join(map(str, Kind))}") from None

@@ -1,0 +1,150 @@
+"""What several nodes together mean: composites, gates, attention weights, first layers, foldable batch norms.
+
+In: a `Graph`. Out: facts about its nodes, decided on the graph with no model knowledge. It knows nothing of presets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .graph import Graph, Ref
+from .ops import OPS, Kind
+
+# Along these a value stays a linear function of one tensor, or becomes any function of it.
+_LINEAR_NAMES = frozenset({"Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "Sum", "ToCopy", "Expand"})
+_POINTWISE = frozenset({Kind.ACTIVATION, Kind.FUNCTION, Kind.SCALE, Kind.PRODUCT, Kind.MOVEMENT, Kind.SUM, Kind.STATISTIC})
+_REDUCTIONS = frozenset({"Mean", "Sum", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm"})
+_GATES = frozenset({"Sigmoid", "Hardsigmoid", "Softmax", "SafeSoftmax"})
+_LIMIT = 64  # nodes looked at for one composite; the longest in use has about a dozen
+
+
+def live_operands(graph: Graph, node: int) -> tuple[int, ...]:
+    """Positions of the operands whose relevance reaches an input."""
+    return tuple(position for position, ref in enumerate(graph.edges[node]) if graph.is_live(ref))
+
+
+def composite(graph: Graph, node: int) -> tuple[int, Kind] | None:
+    """Is this product one function of one tensor, `l(t) * h(t)` or `l(t) / h(t)` with l linear?
+
+    Returns the position of the linear operand (the signal), and whether h is elementwise (an activation, such as a
+    hand-written GELU) or has a reduction inside (a normalisation, such as RMSNorm).
+    """
+    positions = live_operands(graph, node)
+    if len(positions) != 2:
+        return None
+    orders = [positions, positions[::-1]] if graph.name(node) == "Mul" else [positions]
+    for signal, other in orders:
+        a, b = graph.edges[node][signal], graph.edges[node][other]
+        assert a is not None and b is not None
+        for source in _linear_sources(graph, a):
+            inside = _function_of(graph, b, source)
+            if inside is not None and _function_of(graph, a, source, linear=True) is not None:
+                return signal, Kind.NORMALISE if inside & _REDUCTIONS else Kind.ACTIVATION
+    return None
+
+
+def _linear_sources(graph: Graph, ref: Ref) -> Iterator[Ref]:
+    """The tensor itself, then those below it along linear operations, nearest first."""
+    queue, seen = [ref], {ref}
+    while queue and len(seen) <= _LIMIT:
+        current = queue.pop(0)
+        yield current
+        name = graph.name(current[0])
+        if name in _LINEAR_NAMES or _kind(graph, current[0]) is Kind.MOVEMENT:
+            for operand in graph.edges[current[0]]:
+                if operand is not None and graph.is_live(operand) and operand not in seen:
+                    seen.add(operand)
+                    queue.append(operand)
+
+
+def _function_of(graph: Graph, ref: Ref, source: Ref, linear: bool = False) -> set[str] | None:
+    """The names of the operations between, if `ref` is a (linear) function of `source` and of no other live tensor."""
+    names: set[str] = set()
+    stack, seen = [ref], {ref}
+    while stack:
+        current = stack.pop()
+        if current == source:
+            continue
+        node = current[0]
+        live = live_operands(graph, node)
+        name = graph.name(node)
+        kind = _kind(graph, node)
+        if not live or kind not in _POINTWISE or len(seen) > _LIMIT:
+            return None
+        if linear and not (name in _LINEAR_NAMES or kind is Kind.MOVEMENT):
+            return None
+        if linear and name in ("Mul", "Div") and len(live) > 1:
+            return None
+        names.add(name)
+        for position in live:
+            operand = graph.edges[node][position]
+            assert operand is not None
+            if operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    return names
+
+
+def signal(graph: Graph, node: int) -> int | None:
+    """Which operand of a product is the signal, if the other is a gate or attention weights?"""
+    positions = live_operands(graph, node)
+    if len(positions) != 2:
+        return None
+    makers = [_maker(graph, graph.edges[node][position]) for position in positions]
+    bounded = [graph.name(maker) in _GATES for maker in makers]
+    active = [_kind(graph, maker) in (Kind.ACTIVATION, Kind.FUNCTION) for maker in makers]
+    for gates in (bounded, active):
+        if gates[0] != gates[1]:
+            return positions[1] if gates[0] else positions[0]
+    return None
+
+
+def _maker(graph: Graph, ref: Ref | None) -> int:
+    """The node that computed a tensor's values, seen through movement and scaling."""
+    assert ref is not None
+    node = ref[0]
+    while True:
+        live = live_operands(graph, node)
+        through = _kind(graph, node) in (Kind.MOVEMENT, Kind.SCALE) or graph.name(node) in ("Mul", "Div")
+        if not through or len(live) != 1:
+            return node
+        ref = graph.edges[node][live[0]]
+        assert ref is not None
+        node = ref[0]
+
+
+def first_layers(graph: Graph) -> frozenset[int]:
+    """Linear maps with no other linear map between them and an input."""
+    above: list[bool] = []  # does a linear map lie at or below this node, towards an input?
+    first = []
+    for node, edges in enumerate(graph.edges):
+        below = any(ref is not None and graph.is_live(ref) and ref not in graph.inputs and above[ref[0]] for ref in edges)
+        linear = graph.runs[node] and _kind(graph, node) in (Kind.LINEAR, Kind.CONV)
+        if linear and not below and len(live_operands(graph, node)) == 1:
+            first.append(node)
+        above.append(below or linear)
+    return frozenset(first)
+
+
+def folded_batch_norms(graph: Graph) -> dict[int, int]:
+    """{linear map: batch norm} where the batch norm (in eval mode) is the only consumer of the map's output."""
+    attributes = dict(graph.attributes)
+    pairs = {}
+    for node in range(len(graph)):
+        if _kind(graph, node) is not Kind.BATCHNORM or not graph.runs[node] or attributes[node][0]:
+            continue
+        ref = graph.edges[node][0]
+        if ref is None or len(graph.consumers[ref]) > 1 or ref in graph.inputs:
+            continue
+        op = OPS[graph.types[ref[0]].__name__]
+        if op.linear is None or op.linear.fold is None or live_operands(graph, ref[0]) != op.linear.factors[:1]:
+            continue
+        if op.kind is Kind.CONV and attributes[ref[0]][1]:  # a transposed convolution keeps its channels elsewhere
+            continue
+        pairs[ref[0]] = node
+    return pairs
+
+
+def _kind(graph: Graph, node: int) -> Kind | None:
+    op = OPS.get(graph.types[node].__name__)
+    return op.kind if op else None

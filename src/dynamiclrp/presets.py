@@ -1,0 +1,218 @@
+"""Presets: which rule goes where. Module name > op name > kind, and the newest entry wins among equals.
+
+>>> import dynamiclrp as dlrp
+>>> dlrp.preset("attnlrp") | {"conv": dlrp.Gamma(0.25), "Softmax": dlrp.Nothing(), "classifier.*": dlrp.Epsilon(1e-6)}
+Preset(attnlrp | conv, Softmax, classifier.*)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .errors import PresetError
+from .graph import op_name
+from .ops import OPS, Kind
+from .rules import (
+    AbsoluteShare,
+    AlphaBeta,
+    Attention,
+    Box,
+    Epsilon,
+    Flat,
+    Gamma,
+    Gradient,
+    Identity,
+    Move,
+    Nothing,
+    ProductShare,
+    Rule,
+    ScaleFixed,
+    SignalTakesAll,
+    Uniform,
+    UniformPool,
+    ZPlus,
+)
+
+FIRST = "first"  # the first linear map above an input
+_KINDS = frozenset(kind.value for kind in Kind) | {FIRST}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named mapping from kinds, op names and module patterns to rules. Immutable; `|` makes a new one."""
+
+    name: str
+    kinds: tuple[tuple[str, Rule], ...]
+    ops: tuple[tuple[str, Rule], ...] = ()
+    modules: tuple[tuple[str, Rule], ...] = ()
+    _kinds: dict[str, Rule] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _ops: dict[str, Rule] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._kinds.update(self.kinds)
+        self._ops.update(self.ops)
+
+    def __or__(self, overrides: Mapping[str, Rule]) -> Preset:
+        known = {op_name(name) for name in OPS}
+        kinds, ops, modules = dict(self.kinds), dict(self.ops), dict(self.modules)
+        for key, rule in overrides.items():
+            if not isinstance(rule, Rule):
+                raise PresetError(f"override {key!r}: expected a rule such as Gamma(0.25), got {rule!r}")
+            name = key.value if isinstance(key, Kind) else key
+            if name in _KINDS:
+                kinds[name] = rule
+            elif name in known:
+                ops[name] = rule
+            else:
+                modules.pop(name, None)
+                modules[name] = rule
+        label = f"{self.name}{',' if '|' in self.name else ' |'} {', '.join(str(key) for key in overrides)}"
+        return Preset(label, tuple(kinds.items()), tuple(ops.items()), tuple(modules.items()))
+
+    def rule(self, kind: Kind, op: str, module: str | None, first: bool) -> Rule:
+        """The rule for one node."""
+        if self.modules and module is not None:
+            for pattern, rule in reversed(self.modules):
+                if fnmatchcase(module, pattern) or module.startswith(pattern + "."):
+                    return rule
+        if op in self._ops:
+            return self._ops[op]
+        if first and FIRST in self._kinds:
+            return self._kinds[FIRST]
+        return self._kinds[kind.value]
+
+    @property
+    def needs_parameters(self) -> bool:
+        """Do some rules compute with values of biases and other parameters that are added?"""
+        rules = [rule for _, rule in (*self.kinds, *self.ops, *self.modules)]
+        return any(rule.needs_parameters for rule in rules)
+
+    def __repr__(self) -> str:
+        return f"Preset({self.name})"
+
+    def __str__(self) -> str:
+        rows = [*self.kinds, *self.ops, *self.modules]
+        width = max(len(key) for key, _ in rows)
+        return "\n".join([repr(self), *(f"  {key:{width}}  {rule}" for key, rule in rows)])
+
+
+def base_rules(**rules: Rule) -> dict[str, Rule]:
+    """AttnLRP everywhere (Achtibat et al. 2024), with changes."""
+    kinds: dict[Kind, Rule] = {
+        Kind.LEAF: Move(),
+        Kind.MOVEMENT: Move(),
+        Kind.SCALE: Gradient(),
+        Kind.LINEAR: Gradient(),
+        Kind.CONV: Gradient(),
+        Kind.SUM: Gradient(),
+        Kind.POOL: Gradient(),
+        Kind.PRODUCT: Uniform(),
+        Kind.ACTIVATION: Identity(),
+        Kind.FUNCTION: Gradient(),
+        Kind.SOFTMAX: Gradient(),
+        Kind.NORMALISE: ScaleFixed(),
+        Kind.BATCHNORM: Gradient(),
+        Kind.ATTENTION: Attention(),
+        Kind.STATISTIC: Gradient(),
+    }
+    return {kind.value: rule for kind, rule in kinds.items()} | rules
+
+
+def _zennit(conv: Rule, eps: float, stabiliser: float, first: Rule | None = None) -> dict[str, Rule]:
+    norm = Epsilon(stabiliser)
+    rules = base_rules(linear=Epsilon(eps), conv=conv, sum=norm, pool=norm, batchnorm=Identity())
+    return rules | ({FIRST: first} if first else {})
+
+
+def _gradient() -> dict[str, Rule]:
+    return {kind.value: Gradient() for kind in Kind}
+
+
+def _dynamic(gamma_linear: float = 0.0, gamma_conv: float = 0.0, eps: float = 1e-11, top: float = 1.0) -> dict[str, Rule]:
+    def linear(gamma: float) -> Rule:
+        return Gamma(gamma, eps, "absolute", top) if gamma else Epsilon(eps, "absolute", top)
+
+    return base_rules(
+        linear=linear(gamma_linear),
+        conv=linear(gamma_conv),
+        sum=AbsoluteShare(eps),
+        pool=UniformPool(),
+        product=ProductShare(eps),
+        function=Identity(),
+        normalise=Identity(composites=False),
+        batchnorm=Identity(),
+        statistic=Identity(),
+        attention=Attention(weights=0.0, lost=0.5),
+    )
+
+
+def _epsilon_gamma_box(
+    low: Any = None, high: Any = None, gamma: float = 0.25, eps: float = 1e-6, stabiliser: float = 1e-6
+) -> dict[str, Rule]:
+    if low is None or high is None:
+        raise PresetError(
+            "epsilon-gamma-box needs the lowest and highest possible input values: "
+            "dynamiclrp.preset('epsilon-gamma-box', low=..., high=...)"
+        )
+    return _zennit(Gamma(gamma, stabiliser), eps, stabiliser, Box(low, high, stabiliser))
+
+
+def _epsilon_plus(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[str, Rule]:
+    return _zennit(ZPlus(stabiliser), eps, stabiliser)
+
+
+def _epsilon_plus_flat(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[str, Rule]:
+    return _zennit(ZPlus(stabiliser), eps, stabiliser, Flat(stabiliser))
+
+
+def _epsilon_alpha2_beta1(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[str, Rule]:
+    return _zennit(AlphaBeta(2, 1, stabiliser), eps, stabiliser)
+
+
+def _epsilon_alpha2_beta1_flat(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[str, Rule]:
+    return _zennit(AlphaBeta(2, 1, stabiliser), eps, stabiliser, Flat(stabiliser))
+
+
+def _cp() -> dict[str, Rule]:
+    return base_rules(product=SignalTakesAll(), softmax=Nothing(), attention=Attention(weights=0.0))
+
+
+PRESETS: dict[str, Callable[..., dict[str, Rule]]] = {
+    "attnlrp": base_rules,
+    "cp-lrp": _cp,
+    "dynamic": _dynamic,
+    "epsilon": lambda eps=1e-6: base_rules(linear=Epsilon(eps), conv=Epsilon(eps)),
+    "gamma": lambda gamma=0.25, eps=1e-6: base_rules(linear=Gamma(gamma, eps), conv=Gamma(gamma, eps)),
+    "epsilon-plus": _epsilon_plus,
+    "epsilon-plus-flat": _epsilon_plus_flat,
+    "epsilon-gamma-box": _epsilon_gamma_box,
+    "epsilon-alpha2-beta1": _epsilon_alpha2_beta1,
+    "epsilon-alpha2-beta1-flat": _epsilon_alpha2_beta1_flat,
+    "gradient": _gradient,
+}
+
+
+def preset(which: str | Preset, **parameters: Any) -> Preset:
+    """A preset by name, with its parameters.
+
+    >>> preset("gamma", gamma=0.1)
+    Preset(gamma(gamma=0.1))
+    """
+    if isinstance(which, Preset):
+        if parameters:
+            raise PresetError(f"parameters {sorted(parameters)} go with a preset's name; change an object with |")
+        return which
+    if which not in PRESETS:
+        close = get_close_matches(str(which), PRESETS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise PresetError(f"unknown preset {which!r}.{hint} Known: {', '.join(PRESETS)}.")
+    try:
+        kinds = PRESETS[which](**parameters)
+    except TypeError as error:
+        raise PresetError(f"preset {which!r} does not take {sorted(parameters)}: {error}") from None
+    label = which + (f"({', '.join(f'{k}={v}' for k, v in parameters.items())})" if parameters else "")
+    return Preset(label, tuple(kinds.items()))

@@ -1,0 +1,281 @@
+"""The Promise System: where the value of a tensor that autograd did not keep comes from.
+
+In: a `Graph`. Out: for every value that a rule needs a `Source`, or the news that it is lost, and the paper's `Promise`
+objects for people to read. All of it is decided before relevance moves, so a branch may reach ahead of the relevance
+frontier at any time: what the paper calls Pre-Promises is the normal case, and the residual diamond cannot deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .graph import Graph, Ref
+from .ops import OPS, Kind, Op
+
+# A value: a tensor of the graph, ("value", node, output), or a constant operand, ("constant", node, position).
+Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Some node saved it."""
+
+    holder: int
+    attribute: str
+
+    operands: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf tensor: input or parameter."""
+
+    node: int
+    operands: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Given:
+    """One of the tensors that the caller holds: an output of the graph."""
+
+    number: int
+    operands: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Absent:
+    """An optional operand that was left out, such as a bias."""
+
+    operands: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A constant that the forward pass recorded."""
+
+    node: int
+    position: int
+    operands: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A sum minus its other operand."""
+
+    node: int  # the sum
+    position: int  # which operand is wanted
+    operands: tuple[Key, ...]  # (the sum, the other operand)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The forward function of the node that made it, on its operands."""
+
+    node: int
+    output: int
+    operands: tuple[Key, ...]
+    recorded: bool = False  # by the recorded call instead of the op's row
+
+
+Source = Kept | Leaf | Given | Absent | Recorded | Rest | Replay
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One missing value of an origin: the forward chain down to the Arg node, whose output can be had."""
+
+    key: Key
+    chain: tuple[str, ...]  # operations to replay, from the origin down
+    arg: str
+    how: str
+    children: tuple[Promise, ...] = ()  # a chain that ends at another origin's operation
+
+    @property
+    def depth(self) -> int:
+        """Steps from the origin to the (farthest) Arg node."""
+        below = max((child.depth for child in self.children), default=0)
+        return len(self.chain) + (below or 1)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Made at an origin node for the values that its rule needs and autograd did not keep there."""
+
+    origin: int
+    op: str
+    branches: tuple[Branch, ...]
+
+    @property
+    def depth(self) -> int:
+        return max(branch.depth for branch in self.branches)
+
+    def lines(self, indent: int = 0) -> Iterator[str]:
+        """The promise as a tree, one line a branch."""
+        pad = "  " * indent
+        yield f"{pad}{self.op} (node {self.origin})"
+        for branch in self.branches:
+            path = " ← ".join((*branch.chain, f"{branch.arg} [{branch.how}]" if branch.arg else branch.how))
+            yield f"{pad}  {_label(branch.key)} ← {path}"
+            for child in branch.children:
+                yield from child.lines(indent + 2)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def value_key(ref: Ref) -> Key:
+    return ("value", *ref)
+
+
+def operand_key(graph: Graph, node: int, position: int) -> Key:
+    """The value of an operand: a tensor of the graph, or a constant of this node."""
+    edges = graph.edges[node]
+    ref = edges[position] if position < len(edges) else None
+    return value_key(ref) if ref is not None else ("constant", node, position)
+
+
+class Sources:
+    """Finds a source for every tensor of one graph, once, from the leaves up.
+
+    Order: saved as its own result by its producer → saved as an operand by any consumer → a leaf → a view of something
+    that can be had → a sum minus its other operand → replay.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.ops: list[Op | None] = [OPS.get(kind.__name__) for kind in graph.types]
+        self.attributes = dict(graph.attributes)
+        self.table: dict[Key, Source] = {}
+        self.numbers: dict[int, list[int]] = {}  # which outputs of a node are used
+        for maker, number in graph.consumers:
+            self.numbers.setdefault(maker, []).append(number)
+        self._constants()
+        self._direct()
+        direct = dict(self.table)
+        for node in range(len(graph)):
+            self._replay(node, direct)
+
+    def get(self, key: Key) -> Source | None:
+        """None: the value is lost."""
+        return self.table.get(key)
+
+    def _constants(self) -> None:
+        for node, edges in enumerate(self.graph.edges):
+            op = self.ops[node]
+            if op is None:
+                continue
+            absent = op.absent(self.attributes.get(node, ()))
+            for position in range(max(len(edges), op.linear.bias + 1 if op.linear and op.linear.bias else 0)):
+                if position < len(edges) and edges[position] is not None:
+                    continue
+                key: Key = ("constant", node, position)
+                attribute = op.keeps(position, edges)
+                if position in absent:
+                    self.table[key] = Absent()
+                elif attribute is not None:
+                    self.table[key] = Kept(node, attribute)
+                elif node in self.graph.calls:
+                    self.table[key] = Recorded(node, position)
+
+    def _direct(self) -> None:
+        graph = self.graph
+        for number, ref in enumerate(graph.outputs):
+            self.table[value_key(ref)] = Given(number)
+        for node, op in enumerate(self.ops):
+            if op is None:
+                continue
+            if op.kind is Kind.LEAF:
+                self.table[value_key((node, 0))] = Leaf(node)
+            elif op.result is not None:
+                self.table[value_key((node, 0))] = Kept(node, op.result)
+        for ref, consumers in graph.consumers.items():
+            key = value_key(ref)
+            for node, position in consumers:
+                op = self.ops[node]
+                attribute = op.keeps(position, graph.edges[node]) if op else None
+                if attribute is not None:
+                    self.table.setdefault(key, Kept(node, attribute))
+                    break
+
+    def _replay(self, node: int, direct: dict[Key, Source]) -> None:
+        op, edges = self.ops[node], self.graph.edges[node]
+        if op is None or op.kind is Kind.LEAF:
+            return
+        operands = tuple(operand_key(self.graph, node, position) for position in range(len(edges)))
+        by_row = op.forward is not None and all(operand in self.table for operand in operands)
+        by_call = node in self.graph.calls and all(operand in self.table for operand in operands)
+        replayable = by_row or by_call
+        for number in self.numbers.get(node, (0,)):
+            key = value_key((node, number))
+            if key in self.table:
+                continue
+            replay = Replay(node, number, operands, recorded=not by_row) if replayable else None
+            free = replay is not None and op.kind is Kind.MOVEMENT and len(edges) == 1
+            source = replay if free else self._rest((node, number), direct) or replay
+            if source is not None:
+                self.table[key] = source
+
+    def _rest(self, ref: Ref, direct: dict[Key, Source]) -> Rest | None:
+        for node, position in self.graph.consumers.get(ref, ()):
+            op = self.ops[node]
+            edges = self.graph.edges[node]
+            if op is None or op.weights is None or len(edges) != 2:
+                continue
+            total, other = value_key((node, 0)), operand_key(self.graph, node, 1 - position)
+            if total in direct and (other in direct) and other != value_key(ref):
+                return Rest(node, position, (total, other))
+        return None
+
+
+def describe(graph: Graph, sources: Sources, origins: dict[int, tuple[Key, ...]]) -> tuple[Promise, ...]:
+    """The promises of all origins, as the paper draws them; what several of them share is drawn once."""
+    drawn: set[Key] = set()
+    return tuple(
+        Promise(origin, graph.name(origin), tuple(_branch(graph, sources, key, drawn) for key in keys))
+        for origin, keys in origins.items()
+    )
+
+
+def _branch(graph: Graph, sources: Sources, key: Key, drawn: set[Key], level: int = 0) -> Branch:
+    chain: list[str] = []
+    start = key
+    while True:
+        source = sources.get(key)
+        assert source is not None
+        if not isinstance(source, Replay):
+            return Branch(start, tuple(chain), graph.name(key[1]), _how(graph, source))
+        name = graph.name(source.node)
+        tensors = [operand for operand in source.operands if operand[0] == "value"]
+        if key in drawn or level == 64:
+            return Branch(start, tuple(chain), name, "shared")
+        drawn.add(key)
+        if len(tensors) == 1:
+            chain.append(name)
+            key = tensors[0]
+            continue
+        branches = tuple(_branch(graph, sources, operand, drawn, level + 1) for operand in tensors)
+        return Branch(start, tuple(chain), name, "replayed", (Promise(source.node, name, branches),))
+
+
+def _how(graph: Graph, source: Source) -> str:
+    match source:
+        case Kept(holder, attribute):
+            return f"saved as {attribute!r} by {graph.name(holder)} {holder}"
+        case Leaf():
+            return "leaf"
+        case Given():
+            return "output"
+        case Recorded():
+            return "recorded"
+        case Absent():
+            return "absent"
+        case Rest(node):
+            return f"{graph.name(node)} {node} minus its other operand"
+        case Replay():
+            return "replayed"
+
+
+def _label(key: Key) -> str:
+    kind, node, number = key
+    return f"constant operand {number}" if kind == "constant" else f"output of node {node}" + (f".{number}" if number else "")

@@ -1,0 +1,114 @@
+"""What autograd forgets, written down while the forward pass runs.
+
+`x + k` leaves no trace of k, `masked_fill` none of its value. Where a plan finds such a value lost, `explain` runs the
+forward pass again under this recorder, which keeps each operation's constants and can call it again. Calls are matched
+to autograd's nodes by sequence number: autograd makes the node just before it runs the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .capture import next_sequence_number, sequence_number
+from .errors import LostActivationError
+from .graph import Graph, op_name
+
+_OPERAND = object()  # stands for a tensor that autograd tracks
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation: its arguments, with the tracked tensors left out."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    constants: dict[int, Any]  # untracked tensors and numbers by operand position
+    versions: tuple[tuple[Tensor, int], ...]
+
+    def replay(self, operands: Sequence[Tensor]) -> Any:
+        """Call it again on these operands (in the order of the node's edges; constants are known)."""
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise LostActivationError(f"a constant of {self.function} was overwritten after the forward pass used it")
+        tensors = iter(operands)
+        arguments = [self._fill(argument, tensors) for argument in self.arguments]
+        if self.function._schema.is_mutable:
+            arguments[0] = arguments[0].clone()
+        return self.function(*arguments, **self.keywords)
+
+    def _fill(self, argument: Any, tensors: Any) -> Any:
+        if isinstance(argument, (list, tuple)):
+            return [self._fill(item, tensors) for item in argument]
+        if argument is _OPERAND:
+            return next(tensors)
+        if isinstance(argument, Tensor) and argument.is_floating_point():
+            next(tensors, None)  # a constant operand has an edge too
+        return argument
+
+
+class Recorder(TorchDispatchMode):
+    """Records calls by the sequence number of their autograd node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[int, Call] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if torch.is_grad_enabled() or any(isinstance(a, Tensor) and a.requires_grad for a in _flat(args)):
+            self.calls.setdefault(next_sequence_number() - 1, self._call(func, args, kwargs))
+        return result
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        constants: dict[int, Any] = {}
+        versions: list[tuple[Tensor, int]] = []
+        position = 0
+
+        def strip(argument: Any) -> Any:
+            nonlocal position
+            if isinstance(argument, (list, tuple)):
+                return tuple(strip(item) for item in argument)
+            if isinstance(argument, Tensor) and argument.requires_grad:
+                position += 1
+                return _OPERAND
+            if isinstance(argument, Tensor):
+                versions.append((argument, argument._version))
+                if argument.is_floating_point():
+                    constants[position] = argument.detach()
+                    position += 1
+            elif isinstance(argument, (int, float)) and not isinstance(argument, bool):
+                constants.setdefault(position, argument)
+            return argument
+
+        arguments = tuple(strip(argument) for argument in args)
+        return Call(func, arguments, dict(kwargs), constants, tuple(versions))
+
+    def by_node(self, graph: Graph) -> dict[int, Call]:
+        """The calls of a graph's nodes; a call whose name does not fit its node is not one."""
+        calls = {}
+        for node, handle in enumerate(graph.handles):
+            call = self.calls.get(sequence_number(handle))
+            if call is not None and _fits(call.function, graph.types[node].__name__):
+                calls[node] = call
+        return calls
+
+
+def _fits(function: Any, type_name: str) -> bool:
+    called = function._schema.name.split("::")[-1].replace("_", "").lower()
+    return op_name(type_name).lower().startswith(called) or called.startswith(op_name(type_name).lower())
+
+
+def _flat(arguments: Any) -> Any:
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            yield from _flat(argument)
+        else:
+            yield argument

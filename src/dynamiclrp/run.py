@@ -1,0 +1,326 @@
+"""Plan + graph → relevance: hooks on, one `torch.autograd.grad`, hooks off.
+
+Autograd's engine does the traversal: pending counts, aggregation, devices, streams, pruning to the inputs. Concerns that
+every rule shares stand here once: missing gradients, dtypes, s against R, fetching and releasing values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from .capture import Saved, leaf_value, output_shape
+from .errors import UnsupportedTensorError
+from .graph import Graph
+from .ops import Op
+from .ops.normalise import batch_norm_affine
+from .plan import FOLD_BIAS, Plan, Step
+from .promise import Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source
+from .rules import OUT, Grads, sign, stabilise
+
+
+try:
+    from torch.utils.checkpoint import GraphExecGroup
+except ImportError:  # torch < 2.10
+    GraphExecGroup = None  # type: ignore[assignment,misc]
+
+
+class Values:
+    """Promises fulfilled: each value is computed once, when first needed, and let go after its last use."""
+
+    def __init__(self, plan: Plan, graph: Graph, outputs: Sequence[Tensor], keep: bool = False) -> None:
+        self.plan, self.graph, self.outputs, self.keep = plan, graph, outputs, keep
+        self.left = dict(plan.uses)
+        # What other nodes saved must be read now: a backward pass frees it node by node.
+        self.ready: dict[Key, Any] = {
+            key: self._fetch(source) for key, source in plan.sources.items() if not source.operands
+        }
+
+    def take(self, key: Key) -> Any:
+        """The value of a tensor; it counts as one of the uses that the plan foresaw."""
+        stack = [key]
+        while stack:  # a loop, since chains may be longer than Python's stack
+            current = stack[-1]
+            if current in self.ready:
+                stack.pop()
+                continue
+            source = self.plan.sources[current]
+            missing = [operand for operand in source.operands if operand not in self.ready]
+            if missing:
+                stack += missing
+                continue
+            self.ready[current] = self._build(source)
+            stack.pop()
+        value = self.ready[key]
+        self._release(key)
+        return value
+
+    def peek(self, key: Key) -> Any:
+        """The value of a tensor, out of turn; only where values are kept to the end."""
+        assert self.keep
+        return self.take(key)
+
+    def _release(self, key: Key) -> None:
+        self.left[key] = self.left.get(key, 0) - 1
+        if self.left[key] == 0 and not self.keep:
+            del self.ready[key]
+
+    def _fetch(self, source: Source) -> Any:
+        match source:
+            case Kept(holder, attribute):
+                return getattr(Saved(self.graph.handles[holder]), attribute)
+            case Leaf(node):
+                return leaf_value(self.graph.handles[node])
+            case Given(number):
+                return self.outputs[number].detach()
+            case Recorded(node, position):
+                return self.graph.calls[node].constants[position]
+            case Absent():
+                return None
+        return self._build(source)
+
+    def _build(self, source: Source) -> Any:
+        operands = [self.ready[operand] for operand in source.operands]
+        match source:
+            case Replay(node, number, keys, recorded):
+                op = self.graph.op(node)
+                if recorded:
+                    made = self.graph.calls[node].replay(operands)
+                else:
+                    made = op.forward(Saved(self.graph.handles[node]), *operands)
+                value = made if isinstance(made, Tensor) else made[number]
+            case Rest(node, position):
+                op = self.graph.op(node)
+                total, other = operands
+                factors = op.weights(Saved(self.graph.handles[node]))
+                value = total - (other if factors[1 - position] == 1 else factors[1 - position] * other)
+                if factors[position] != 1:
+                    value = value / factors[position]
+                ref = self.graph.edges[node][position]
+                value = _unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
+            case _:
+                return self._fetch(source)
+        for operand in source.operands:
+            self._release(operand)
+        return value
+
+
+def _unbroadcast(value: Tensor, shape: torch.Size) -> Tensor:
+    """Undo broadcasting of a tensor whose copies are equal: take the first of them."""
+    if value.shape == shape:
+        return value
+    value = value[(0,) * (value.dim() - len(shape))]
+    return value[tuple(slice(0, 1) if n == 1 else slice(None) for n in shape)]
+
+
+class Here:
+    """What a rule sees of the node that it is applied to."""
+
+    def __init__(self, step: Step, node: Any, values: Values) -> None:
+        self.step = step
+        self.saved = Saved(node)
+        self._values = values
+        self.stash: Any = None  # from `before` to `after`
+        # read now: the batch norm will have freed its saved values when this node's turn comes
+        fold = None if step.fold is None else Saved(values.graph.handles[step.fold])
+        self._affine = None if fold is None else batch_norm_affine(fold)
+
+    @property
+    def op(self) -> Op:
+        return self.step.op
+
+    def _value(self, position: int) -> Any:
+        place = self.step.places[position]
+        return getattr(self.saved, place) if isinstance(place, str) else self._values.take(place)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The node's output (of the folded batch norm, where there is one)."""
+        return self._value(OUT)
+
+    def operand(self, position: int) -> Tensor:
+        cache = self.__dict__.setdefault("_operands", {})
+        if position not in cache:
+            cache[position] = self._value(position)
+        return cache[position]
+
+    def relevance(self, s: Tensor, output: Tensor) -> Tensor:
+        """What arrives, as relevance."""
+        return s if self.step.form == "R" and not self.step.convert else s * output
+
+    def replay(self, *operands: Tensor) -> Tensor:
+        """The node's own forward on other operands."""
+        assert self.op.forward is not None
+        return self.op.forward(self.saved, *operands)
+
+    def on_live(self, grads: Grads, edit: Callable[[Tensor], Tensor]) -> Grads:
+        """Edit what goes to the live operands (of a product or linear map: to its live factors)."""
+        return [edit(g) if g is not None and i in self.step.live_factors else g for i, g in enumerate(grads)]
+
+    # Linear maps, with a batch norm folded in where there is one ---------------------------------------------------
+
+    @property
+    def live_factor(self) -> int:
+        """Which of the two factors is the signal."""
+        return self.step.factors.index(self.step.live_factors[0])
+
+    @cached_property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Signal and weight in the operation's order."""
+        x, w = (self.operand(position) for position in self.step.factors)
+        if self._affine is not None:
+            w = self.op.linear.fold(self.saved, w, self._affine[0])  # type: ignore[union-attr,misc]
+        return x, w
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """What the map adds, broadcastable to its output."""
+        linear = self.op.linear
+        assert linear is not None
+        own = self.operand(linear.bias) if linear.bias in self.step.places else None
+        if self._affine is None:
+            assert own is not None
+            return linear.spread(self.saved, own)
+        scale, mean = self._affine
+        shift = self._value(FOLD_BIAS)
+        own = -mean * scale if own is None else (own - mean) * scale
+        folded = own if shift is None else own + shift
+        return folded.reshape(-1, *[1] * (len(self.saved.shape) - 2)) if self.step.name != "Addmm" else folded
+
+    def product(self, x: Tensor, w: Tensor) -> Tensor:
+        return self.op.linear.product(self.saved, x, w)  # type: ignore[union-attr]
+
+    def transposed(self, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return self.op.linear.transposed(self.saved, self.live_factor, u, x, w)  # type: ignore[union-attr]
+
+    def absolute_transposed(self, u: Tensor) -> Tensor:
+        """`sgn(x) · |W|ᵀu`, the second product of the rules on signed parts."""
+        x, w = self.factors
+        x, w = (x, w.abs()) if self.live_factor == 0 else (x.abs(), w)
+        return sign(self.factors[self.live_factor]) * self.transposed(u, x, w)
+
+    def unfold(self, u: Tensor) -> Tensor:
+        """Feed the native backward, which knows only the weight without the batch norm."""
+        if self._affine is None:
+            return u
+        scale = self._affine[0]
+        return u * (scale if self.step.name in ("Addmm", "Mm") else scale.reshape(-1, *[1] * (u.dim() - 2)))
+
+
+def run(
+    plan: Plan,
+    graph: Graph,
+    outputs: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    edges: Sequence[GradientEdge],
+    inputs: Sequence[Tensor],
+    *,
+    retain_graph: bool = False,
+    watch: Callable[[Step, Any, Values], tuple[Any, Any]] | None = None,
+) -> tuple[Tensor, ...]:
+    """Relevance of the inputs. `seeds` are relevances of the outputs; `watch` gives hooks that look on (the ledger)."""
+    starts = [
+        seed if form == "R" else _coefficient(seed, output)
+        for seed, output, form in zip(seeds, outputs, plan.output_forms)
+    ]
+    handles: list[Any] = []
+    try:
+        with _shared_recomputation():
+            values = Values(plan, graph, outputs, keep=watch is not None)
+            for step in plan.hooked if watch is None else plan.steps:
+                _attach(step, graph.handles[step.node], values, handles, watch)
+            found = torch.autograd.grad(outputs, edges, starts, retain_graph=retain_graph, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple(
+        torch.zeros_like(x)
+        if g is None
+        else g.to(x.dtype)
+        if form == "R"
+        else (x.detach() * g)
+        for g, x, form in zip(found, inputs, plan.input_forms)
+    )
+
+
+def _coefficient(seed: Tensor, output: Tensor) -> Tensor:
+    output = output.detach()
+    zero = output == 0
+    return torch.where(zero, 0, seed / torch.where(zero, 1, output))
+
+
+def _shared_recomputation() -> Any:
+    """Let reads of checkpointed values, in and outside of hooks, share one recomputation (newer torch)."""
+    return GraphExecGroup() if GraphExecGroup is not None else nullcontext()
+
+
+def _attach(step: Step, node: Any, values: Values, handles: list[Any], watch: Any) -> None:
+    here = Here(step, node, values)
+    before, after = step.hooks
+    arriving, leaving = watch(step, node, values) if watch is not None else (None, None)
+    for register, hook in (
+        (node.register_prehook, arriving),
+        (node.register_prehook, _before(here) if before else None),
+        (node.register_hook, _after(here) if after else None),
+        (node.register_hook, leaving),
+    ):
+        if hook is not None:
+            handles.append(register(hook))
+
+
+def _before(here: Here) -> Callable[[tuple[Tensor | None, ...]], Any]:
+    step, rule = here.step, here.step.rule
+    edit = rule.before if rule.edits(step)[0] else None
+
+    def before(grads: tuple[Tensor | None, ...]) -> Any:
+        s = grads[0]
+        if s is None:
+            return None
+        given = s
+        if step.convert:
+            s = s / stabilise(here.output, 0.0)
+        if edit is not None:
+            s = edit(here, s)
+        return (s.to(given.dtype), *grads[1:])
+
+    return before
+
+
+def _after(here: Here) -> Callable[[tuple[Tensor | None, ...], tuple[Tensor | None, ...]], Any]:
+    step, rule = here.step, here.step.rule
+    edit = rule.after if rule.edits(step)[1] else None
+
+    def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
+        s = incoming[0]
+        if s is None:
+            return None
+        made: Grads = list(grads)
+        if edit is not None:
+            made = edit(here, made, s)
+        for position in step.multiply:
+            g = made[position]
+            if g is not None:
+                made[position] = g * here.operand(position)
+        return tuple(
+            None if g is None or native is None else g.to(native.dtype) for g, native in zip(made, grads)
+        )
+
+    return after
+
+
+def check_tensors(graph: Graph, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Refuse what no rule can take."""
+    for role, tensors in (("output", outputs), ("input", inputs)):
+        for number, tensor in enumerate(tensors):
+            if tensor.layout != torch.strided:
+                raise UnsupportedTensorError(f"{role} {number} is sparse ({tensor.layout}): expected a dense tensor; call .to_dense()")
+            if tensor.is_complex():
+                raise UnsupportedTensorError(
+                    f"{role} {number} is complex ({tensor.dtype}): relevance is real; take torch.view_as_real or the magnitude"
+                )

@@ -1,0 +1,5 @@
+"""Ways to look at relevance. Knows values and Attributions, never the engine."""
+
+from .page import Answer, Candidate, Machine, Picture, Sums, heat_map, page, sums_table, token_line
+
+__all__ = ["Answer", "Candidate", "Machine", "Picture", "Sums", "heat_map", "page", "sums_table", "token_line"]
