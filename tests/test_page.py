@@ -24,7 +24,6 @@ from dynamiclrp.view.page import (
     percent,
     png,
     scale_of,
-    signed,
     sums_table,
     token_line,
 )
@@ -79,10 +78,6 @@ def decode(uri: str) -> "torch.Tensor":
 )
 def test_numbers_have_three_digits_and_a_true_minus(value, text):
     assert number(value) == text
-
-
-def test_signed_marks_what_is_positive():
-    assert [signed(2.0), signed(-2.0), signed(0.0)] == ["+2.00", "−2.00", "0"]
 
 
 def test_percent_never_rounds_a_small_chance_to_nothing():
@@ -214,12 +209,21 @@ def test_sums_are_a_waterfall_that_ends_at_the_score():
 def test_negative_parts_go_to_the_left_of_where_they_begin():
     delivered, bias, score = bars(sums_table(Sums(5.0, 10.0, {"bias": -5.0}), "reached", "score"))
     assert delivered == (0.0, 100.0)
-    assert bias == score[::-1] == (50.0, 50.0) or (bias == (50.0, 50.0) and score == (0.0, 50.0))
+    assert bias == (50.0, 50.0)
+    assert score == (0.0, 50.0)
 
 
 def test_a_negative_score_has_its_bars_inside_the_track():
     for left, width in bars(sums_table(Sums(-2.0, 1.0, {"bias": -3.0}), "reached", "score")):
         assert 0 <= left <= 100 and left + width <= 100.01
+
+
+def test_parts_too_small_to_show_share_one_line_or_none():
+    kept = {"bias": 3.0, "constant": 0.004, "rounding": 0.003, "attention": 0.0}
+    words = Reader(sums_table(Sums(10.0, 6.993, kept), "reached", "score")).words
+    assert words == ["reached", "+6.99", "kept by bias", "+3.00", "small change", "+0.01", "score", "10.00"]
+    words = Reader(sums_table(Sums(10.0, 7.0, {"bias": 3.0, "rounding": 1e-6}), "reached", "score")).words
+    assert words == ["reached", "+7.00", "kept by bias", "+3.00", "score", "10.00"]
 
 
 def test_what_nobody_accounts_for_is_not_hidden():
@@ -253,8 +257,8 @@ def whole_page() -> str:
     return page(
         photo=PHOTO,
         pictures=[
-            Picture("tripod & co", 0.95, torch.randn(8, 8), Sums(11.677, 3.21, {"bias": 8.467})),
-            Picture("binoculars", 0.009, torch.randn(8, 8), Sums(6.98, 1.5, {"bias": 5.48})),
+            Picture("tripod & co", torch.randn(8, 8), Sums(11.677, 3.21, {"bias": 8.467}), 0.95),
+            Picture("binoculars", torch.randn(8, 8), Sums(6.98, 1.5, {"bias": 5.48}), score="lead"),
         ],
         tokens=tokens,
         candidates=candidates,

@@ -126,7 +126,7 @@ def test_the_box_may_differ_by_channel():
 # ---------------------------------------------------------------- single rules on every linear map
 
 RULES = {
-    "zero": (lambda: dlrp.Zero(), lambda: rules.Epsilon(0.0)),
+    "zero": (lambda: dlrp.Gradient(), lambda: rules.Epsilon(0.0)),
     "epsilon 1e-6": (lambda: dlrp.Epsilon(1e-6), lambda: rules.Epsilon(1e-6)),
     "epsilon 0.1": (lambda: dlrp.Epsilon(0.1), lambda: rules.Epsilon(0.1)),
     "gamma 0.25": (lambda: dlrp.Gamma(0.25, 1e-6), lambda: rules.Gamma(0.25, 1e-6)),
@@ -185,5 +185,5 @@ def test_lrp_0_is_gradient_times_input_on_a_bias_free_relu_net():
     net, x = randomise(vgg(bias=False)), picture().requires_grad_()
     y = net(x)
     (gradient,) = torch.autograd.grad(largest(y).sum(), x, retain_graph=True)
-    (r,) = dlrp.relevance(y, x, preset=everywhere(dlrp.Zero()))
+    (r,) = dlrp.relevance(y, x, preset=everywhere(dlrp.Gradient()))
     assert error(r, (x * gradient).detach()) < 1e-12

@@ -26,12 +26,13 @@ from torch import Tensor
 
 import dynamiclrp as dlrp
 
+from .targets import Target
 from .view.page import Answer, Candidate, Machine, Picture, Sums, data_uri, page
 
 SENTENCE = "Alice put the cake in the oven and Bob put the letter in the drawer. To read the letter, Bob opened the"
 SIDE = 224  # pixels that EfficientNet-Lite0 looks at
 CANDIDATES = 5
-ROUNDS = 5
+ROUNDS = 7
 
 
 class MissingPackage(Exception):
@@ -101,18 +102,25 @@ def explain_photo(path: Path | None) -> tuple[str, list[Picture], Machine]:
 
     with torch.no_grad():
         probabilities = model(x)[0].softmax(-1)
-    pictures = []
-    for target in probabilities.topk(2).indices.tolist():
-        with step(f"explaining the photo as {classes[target]!r}"):
+    first, second = probabilities.topk(2).indices.tolist()
+
+    def picture(answer: str, target: Target, **details: Any) -> Picture:
+        with step(f"explaining the photo: {answer}"):
             a = explainer(x, target=target, ledger=True)
-        pictures.append(Picture(classes[target], probabilities[target].item(), a.relevance[0].sum(0), _sums(a)))
+        return Picture(answer, a.relevance[0].sum(0), _sums(a), **details)
+
+    pictures = [
+        picture(classes[first], first, probability=probabilities[first].item()),
+        picture(classes[second], second, probability=probabilities[second].item()),
+        picture("the difference", lambda out: out[0, first] - out[0, second], score="lead of the first"),
+    ]
 
     def gradient() -> None:
         leaf = x.clone().requires_grad_()
         torch.autograd.grad(model(leaf)[0].max(), leaf)
 
     with step("timing it beside a gradient"):
-        gradient_ms, lrp_ms = race(gradient, lambda: explainer(x, target=target))
+        gradient_ms, lrp_ms = race(gradient, lambda: explainer(x, target=first))
     plan = _plan_numbers(dlrp.inspect(model, x, preset=preset))
     return photo, pictures, Machine("EfficientNet-Lite0", "gamma 0.25, flat first layer", plan, gradient_ms, lrp_ms)
 
@@ -173,7 +181,7 @@ def explain_sentence(text: str) -> tuple[list[str], list[Candidate], Machine]:
             answers = [
                 answer(f"Why “{name}”?", "score", lambda out: out[0, -1, word]),
                 answer(
-                    f"Why “{name}” rather than the other {len(others)}?",
+                    f"Why “{name}” rather than the others?",
                     "lead over their mean",
                     lambda out: out[0, -1, word] - out[0, -1, others].mean(),
                 ),
@@ -225,7 +233,7 @@ def _plan_numbers(report: dlrp.Report) -> dict[str, str]:
 
 def summary(pictures: Sequence[Picture], candidates: Sequence[Candidate], machines: Sequence[Machine]) -> str:
     """What the page shows, in a few lines for the terminal."""
-    rows = [("photo", picture.answer, picture.probability, picture.sums) for picture in pictures]
+    rows = [("photo", p.answer, p.probability, p.sums) for p in pictures if p.probability is not None]
     rows += [("next word", word.word, word.probability, word.answers[0].sums) for word in candidates]
     lines = [""]
     for kind, answer, probability, sums in rows:

@@ -452,8 +452,8 @@ def _labels(graph: Graph, ranges: list[tuple[int, int, str]]) -> tuple[str, ...]
 def _gradients(model: nn.Module, preset: Preset, integers: bool, freeze: bool) -> Iterator[None]:
     """Decide which parameters autograd follows during the forward pass, and put everything back afterwards.
 
-    Weights of linear maps never need it. Everything else is followed where a rule computes with parameters, and the
-    embeddings where token ids are explained.
+    Weights of linear maps never need it. Everything else is followed where a rule computes with parameters, biases
+    always, and the embeddings where token ids are explained.
     """
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
@@ -474,11 +474,12 @@ def _gradients(model: nn.Module, preset: Preset, integers: bool, freeze: bool) -
 
 def _followed(model: nn.Module, preset: Preset, integers: bool) -> set[int]:
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} if integers else set()
-    if not preset.needs_parameters:
-        return embeddings
-    maps = (nn.Linear, nn.modules.conv._ConvNd)
-    weights = {id(m.weight) for m in model.modules() if isinstance(m, maps)}
-    return {id(p) for p in model.parameters() if id(p) not in weights} | embeddings
+    if preset.needs_parameters:
+        maps = (nn.Linear, nn.modules.conv._ConvNd)
+        weights = {id(m.weight) for m in model.modules() if isinstance(m, maps)}
+        return {id(p) for p in model.parameters() if id(p) not in weights} | embeddings
+    # following a bias makes autograd save nothing, and keeps its value where an activation's input must be rebuilt
+    return {id(p) for name, p in model.named_parameters() if name.endswith("bias")} | embeddings
 
 
 def _parameter(graph: Graph, ref: tuple[int, int] | None) -> Tensor | None:

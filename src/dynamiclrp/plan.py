@@ -456,5 +456,5 @@ def _lost(graph: Graph, lost: list[tuple[Step, int]]) -> LostActivationError:
         + "\n".join(lines)
         + more
         + "\nRemedy: call dynamiclrp.explain, which records them during the forward pass; or let the parameters that are "
-        "added (biases, embeddings) require gradients; or use a preset that needs no values, such as 'attnlrp'."
+        "added (biases, embeddings) require gradients; or override the rule of these operations."
     )

@@ -38,7 +38,8 @@ from .rules import (
 )
 
 FIRST = "first"  # the first linear map above an input
-_KINDS = frozenset(kind.value for kind in Kind) | {FIRST}
+FIRST_CONV = "first-conv"  # the same, if it is a convolution
+_KINDS = frozenset(kind.value for kind in Kind) | {FIRST, FIRST_CONV}
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Preset:
                     return rule
         if op in self._ops:
             return self._ops[op]
+        if first and kind is Kind.CONV and FIRST_CONV in self._kinds:
+            return self._kinds[FIRST_CONV]
         if first and FIRST in self._kinds:
             return self._kinds[FIRST]
         return self._kinds[kind.value]
@@ -122,10 +125,9 @@ def base_rules(**rules: Rule) -> dict[str, Rule]:
     return {kind.value: rule for kind, rule in kinds.items()} | rules
 
 
-def _zennit(conv: Rule, eps: float, stabiliser: float, first: Rule | None = None) -> dict[str, Rule]:
+def _zennit(conv: Rule, eps: float, stabiliser: float) -> dict[str, Rule]:
     norm = Epsilon(stabiliser)
-    rules = base_rules(linear=Epsilon(eps), conv=conv, sum=norm, pool=norm, batchnorm=Identity())
-    return rules | ({FIRST: first} if first else {})
+    return base_rules(linear=Epsilon(eps), conv=conv, sum=norm, pool=norm, batchnorm=Identity())
 
 
 def _gradient() -> dict[str, Rule]:
@@ -158,7 +160,7 @@ def _epsilon_gamma_box(
             "epsilon-gamma-box needs the lowest and highest possible input values: "
             "dynamiclrp.preset('epsilon-gamma-box', low=..., high=...)"
         )
-    return _zennit(Gamma(gamma, stabiliser), eps, stabiliser, Box(low, high, stabiliser))
+    return _zennit(Gamma(gamma, stabiliser), eps, stabiliser) | {FIRST_CONV: Box(low, high, stabiliser)}
 
 
 def _epsilon_plus(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[str, Rule]:
@@ -166,7 +168,7 @@ def _epsilon_plus(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[str, Rule
 
 
 def _epsilon_plus_flat(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[str, Rule]:
-    return _zennit(ZPlus(stabiliser), eps, stabiliser, Flat(stabiliser))
+    return _zennit(ZPlus(stabiliser), eps, stabiliser) | {FIRST: Flat(stabiliser)}
 
 
 def _epsilon_alpha2_beta1(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[str, Rule]:
@@ -174,7 +176,7 @@ def _epsilon_alpha2_beta1(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[s
 
 
 def _epsilon_alpha2_beta1_flat(eps: float = 1e-6, stabiliser: float = 1e-6) -> dict[str, Rule]:
-    return _zennit(AlphaBeta(2, 1, stabiliser), eps, stabiliser, Flat(stabiliser))
+    return _zennit(AlphaBeta(2, 1, stabiliser), eps, stabiliser) | {FIRST: Flat(stabiliser)}
 
 
 def _cp() -> dict[str, Rule]:

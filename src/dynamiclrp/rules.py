@@ -149,9 +149,17 @@ class _LinearRule(Rule):
             bias = here.bias
         if bias is not None and self.bias == "absolute":
             z = z - bias
-            r = r * z.abs() / (z.abs() + bias.abs() + self.eps)
-            bias = None
+            share = r / stabilise(z.abs() + bias.abs(), self.eps)
+            here.bias_coefficient = share * sign(bias)
+            r, bias = share * z.abs(), None
         return r, z, bias
+
+    def give_bias(self, here: Here, grads: Grads) -> Grads:
+        """Where relevance of the bias itself was asked for, hand it its part."""
+        position = here.step.bias
+        if position in here.step.live and here.bias_coefficient is not None and grads[position] is not None:
+            grads[position] = here.reduce_to_bias(here.bias_coefficient)
+        return grads
 
 
 def _keep_top(r: Tensor, share: float) -> Tensor:
@@ -164,9 +172,15 @@ def _keep_top(r: Tensor, share: float) -> Tensor:
 class Epsilon(_LinearRule):
     """R_x = x · Wᵀ(R_z / stab(z)) (Bach et al. 2015, eq. 58). On sums and averages: Zennit's Norm."""
 
+    def edits(self, step: Step) -> tuple[bool, bool]:
+        return True, self.bias == "absolute" and step.has_bias and step.bias in step.live
+
     def before(self, here: Here, s: Tensor) -> Tensor:  # type: ignore[override]
         r, z, _ = self.relevance(here, s)
         return here.unfold(r / stabilise(z, self.eps))
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:  # type: ignore[override]
+        return self.give_bias(here, grads)
 
 
 @dataclass(frozen=True)
@@ -203,12 +217,15 @@ class Gamma(_AbsRule):
             same = torch.where(positive, (z0 + p) / 2 + bias.clamp(min=0), (z0 - p) / 2 + bias.clamp(max=0))
         u = r / stabilise(z + self.gamma * same, self.eps)
         u = torch.where(z == 0, 0, u)
+        if bias is not None:
+            here.bias_coefficient = torch.where(positive == (bias > 0), u * (1 + self.gamma), u)
         here.stash = torch.where(positive, u, -u)
         return here.unfold(u)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:  # type: ignore[override]
         extra = here.absolute_transposed(here.stash)
-        return here.on_live(grads, lambda g: g.mul(1 + self.gamma / 2).add_(extra, alpha=self.gamma / 2))
+        grads = here.on_live(grads, lambda g: g.mul(1 + self.gamma / 2).add_(extra, alpha=self.gamma / 2))
+        return self.give_bias(here, grads)
 
 
 @dataclass(frozen=True)
@@ -221,12 +238,14 @@ class ZPlus(_AbsRule):
         p = here.product(x.abs(), w.abs())
         d = (z + p) / 2 if bias is None else (z - bias + p) / 2 + bias.clamp(min=0)
         u = r / stabilise(d, self.eps)
+        if bias is not None:
+            here.bias_coefficient = torch.where(bias > 0, u, 0)
         here.stash = u
         return here.unfold(u)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:  # type: ignore[override]
         extra = here.absolute_transposed(here.stash)
-        return here.on_live(grads, lambda g: (g + extra).div_(2))
+        return self.give_bias(here, here.on_live(grads, lambda g: (g + extra).div_(2)))
 
 
 @dataclass(frozen=True)
@@ -255,12 +274,14 @@ class AlphaBeta(_AbsRule):
             d_pos, d_neg = d_pos + bias.clamp(min=0), d_neg + bias.clamp(max=0)
         pos = self.alpha * r / stabilise(d_pos, self.eps)
         neg = -self.beta * r / stabilise(d_neg, self.eps)
+        if bias is not None:
+            here.bias_coefficient = torch.where(bias > 0, pos, neg)
         here.stash = pos - neg
         return here.unfold(pos + neg)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:  # type: ignore[override]
         extra = here.absolute_transposed(here.stash)
-        return here.on_live(grads, lambda g: (g + extra).div_(2))
+        return self.give_bias(here, here.on_live(grads, lambda g: (g + extra).div_(2)))
 
 
 @dataclass(frozen=True)

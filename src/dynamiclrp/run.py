@@ -22,7 +22,7 @@ from .ops import Op
 from .ops.normalise import batch_norm_affine
 from .plan import FOLD_BIAS, Plan, Step
 from .promise import Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source
-from .rules import OUT, Grads, sign, stabilise
+from .rules import OUT, Grads, reduce_to, sign, stabilise
 
 
 try:
@@ -127,6 +127,7 @@ class Here:
         self.saved = Saved(node)
         self._values = values
         self.stash: Any = None  # from `before` to `after`
+        self.bias_coefficient: Tensor | None = None  # likewise, at the output's shape
         # read now: the batch norm will have freed its saved values when this node's turn comes
         fold = None if step.fold is None else Saved(values.graph.handles[step.fold])
         self._affine = None if fold is None else batch_norm_affine(fold)
@@ -192,6 +193,16 @@ class Here:
         own = -mean * scale if own is None else (own - mean) * scale
         folded = own if shift is None else own + shift
         return folded.reshape(-1, *[1] * (len(self.saved.shape) - 2)) if self.step.name != "Addmm" else folded
+
+    def reduce_to_bias(self, coefficient: Tensor) -> Tensor:
+        """The bias' own coefficient, from one at the output's shape."""
+        bias = self.operand(self.step.bias)
+        linear = self.op.linear
+        assert linear is not None
+        factor = linear.spread(self.saved, torch.ones_like(bias))
+        if self._affine is not None:
+            factor = factor * self._affine[0].reshape(factor.shape)
+        return reduce_to(coefficient * factor, factor.shape).reshape(bias.shape)
 
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         return self.op.linear.product(self.saved, x, w)  # type: ignore[union-attr]

@@ -80,6 +80,9 @@ row("MaxPool2DWithIndicesBackward0", M, saved={0: ("self", None)},
 row("MaxPool3DWithIndicesBackward0", M, saved={0: ("self", None)},
     forward=lambda n, x: F.max_pool3d(x, n.kernel_size, n.stride, n.padding, n.dilation, n.ceil_mode))  # fmt: skip
 row("AdaptiveMaxPool2DBackward0", M, saved={0: ("self", None)})
-row("UpsampleNearest1DBackward0 UpsampleNearest2DBackward0 UpsampleNearestExact2DBackward0", M,
-    forward=lambda n, x: F.interpolate(x, size=list(n.shape[2:]), mode="nearest"))  # fmt: skip
+row("UpsampleNearest1DBackward0", M,
+    forward=lambda n, x: torch.ops.aten.upsample_nearest1d(x, n.output_size, n.scales))  # fmt: skip
+row("UpsampleNearest2DBackward0", M,
+    forward=lambda n, x: torch.ops.aten.upsample_nearest2d(x, n.output_size, n.scales_h, n.scales_w))  # fmt: skip
+row("UpsampleNearestExact2DBackward0", M)
 row("AccumulateGrad", Kind.LEAF)

@@ -21,6 +21,13 @@ def _layer_norm_fixed(n, s: Tensor) -> Tensor:
     return (g - g.mean(dims, keepdim=True)).to(s.dtype)
 
 
+def _layer_norm(n, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    # autograd keeps the statistics, not the eps they were made with
+    y = (x - n.result1) * n.result2
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).to(n.dtype)
+
+
 def _group_norm_fixed(n, s: Tensor) -> Tensor:
     weight = n.weight
     g = s if weight is None else s * weight.reshape(-1, *[1] * (s.dim() - 2))
@@ -56,7 +63,7 @@ def _batch_norm(n, x: Tensor, weight: Tensor | None = None, bias: Tensor | None 
 
 row("NativeLayerNormBackward0", Kind.NORMALISE,
     saved={0: ("input", None), 1: ("weight", None), 2: ("bias", None)}, fixed=_layer_norm_fixed,
-    forward=lambda n, x, w=None, b=None: F.layer_norm(x, n.normalized_shape, w, b))  # fmt: skip
+    forward=_layer_norm)  # fmt: skip
 row("NativeGroupNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
     fixed=_group_norm_fixed, signature=lambda n: (n.weight is not None,),
     absent=lambda signature: () if signature[0] else (1, 2),

@@ -10,18 +10,19 @@ S = Kind.SUM
 
 
 def _reduced(n, x: Tensor, reduce) -> Tensor:
-    return reduce(x, n.dim or None, n.keepdim)
+    return reduce(x, n.dim or None, n.keepdim, dtype=n.dtype)
 
 
 row("AddBackward0", S, forward=lambda n, a, b: torch.add(a, b, alpha=n.alpha), weights=lambda n: (1, n.alpha))
 row("SubBackward0", S, forward=lambda n, a, b: torch.sub(a, b, alpha=n.alpha), weights=lambda n: (1, -n.alpha))
 row("RsubBackward0", S, weights=lambda n: (-n.alpha, 1))
-row("RsubBackward1 AddBackward1 SubBackward1", S, weights=lambda n: (1,))
-row("SumBackward0", S, forward=lambda n, x: x.sum())
+row("RsubBackward1", S, weights=lambda n: (-n.alpha,))
+row("AddBackward1 SubBackward1", S, weights=lambda n: (1,))
+row("SumBackward0", S, forward=lambda n, x: x.sum(dtype=n.dtype))
 row("SumBackward1", S, forward=lambda n, x: _reduced(n, x, torch.sum))
-row("MeanBackward0", S, forward=lambda n, x: x.mean())
+row("MeanBackward0", S, forward=lambda n, x: x.mean(dtype=n.dtype))
 row("MeanBackward1", S, forward=lambda n, x: _reduced(n, x, torch.mean))
-row("CumsumBackward0", S, forward=lambda n, x: x.cumsum(n.dim))
+row("CumsumBackward0", S, forward=lambda n, x: x.cumsum(n.dim, dtype=n.dtype))
 row("LerpBackward0", S)
 row("IndexAddBackward0 ScatterAddBackward0", S)
 row("UpsampleBilinear2DBackward0 UpsampleBicubic2DBackward0 UpsampleLinear1DBackward0", S)

@@ -49,12 +49,13 @@ class Sums:
 
 @dataclass(frozen=True)
 class Picture:
-    """The relevance of a photo's pixels, [height, width], for one answer."""
+    """The relevance of a photo's pixels, [height, width], for one answer; `score` says what the sums add up to."""
 
     answer: str
-    probability: float
     relevance: Tensor
     sums: Sums
+    probability: float | None = None
+    score: str = "score"
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,6 @@ def number(value: float) -> str:
     size = math.floor(math.log10(abs(value)))
     text = f"{value:.1e}" if size < -4 or size > 6 else f"{value:,.{max(0, 2 - size)}f}"
     return text.replace("-", "−")
-
-
-def signed(value: float) -> str:
-    """`number` with a plus sign before what is positive."""
-    return f"+{number(value)}" if value > 0 else number(value)
 
 
 def percent(share: float) -> str:
@@ -205,7 +201,7 @@ def token_line(tokens: Sequence[str], relevance: Sequence[float], scale: float |
 
 def _brief(value: float, full: float) -> str:
     """A token's value in as many digits as the scale of its sentence deserves."""
-    digits = max(0, 1 - math.floor(math.log10(full)))
+    digits = max(0, _decimals(full) - 2)
     text = f"{value:+.{digits}f}"
     return text.replace("-", "−") if float(text) else "0"
 
@@ -213,12 +209,17 @@ def _brief(value: float, full: float) -> str:
 def sums_table(sums: Sums, reached: str, score: str) -> str:
     """The account of a score as a waterfall: every line begins where the one above ended, the last one is the score.
 
-    `reached` and `score` are the names of its first and its last line.
+    `reached` and `score` are the names of its first and its last line. All numbers have the same decimals, so that they
+    can be added up by eye; parts too small to show in them share one line, or none.
     """
-    lines = [(reached, sums.delivered, "delivered")]
-    lines += [(f"kept by {label}", value, "kept") for label, value in sums.kept.items()]
-    if not sums.kept or abs(sums.rest) > 1e-3 * abs(sums.score):
-        lines.append(("kept on the way" if not sums.kept else "unaccounted", sums.rest, "kept"))
+    rest = "unaccounted" if sums.kept else "kept on the way"
+    parts = [(f"kept by {label}", value) for label, value in sums.kept.items()] + [(rest, sums.rest)]
+    digits = _decimals(max(abs(sums.score), abs(sums.delivered), *(abs(value) for _, value in parts)))
+    seen = [(label, value) for label, value in parts if round(value, digits)]
+    small = math.fsum(value for _, value in parts if not round(value, digits))
+    lines = [(reached, sums.delivered, "delivered"), *((label, value, "kept") for label, value in seen)]
+    if round(small, digits):
+        lines.append(("small change", small, "kept"))
     ends = [0.0]
     for _, value, _ in lines:
         ends.append(ends[-1] + value)
@@ -231,15 +232,20 @@ def sums_table(sums: Sums, reached: str, score: str) -> str:
         bar = f'<span class="bar {kind} {side}" style="left:{left:.2f}%;width:{span:.2f}%"></span>'
         return (
             f'<tr class="{kind}"><th scope="row">{html.escape(label)}</th>'
-            f'<td class="track">{bar}</td><td class="value">{value}</td></tr>'
+            f'<td class="track">{bar}</td><td class="value">{value.replace("-", "−")}</td></tr>'
         )
 
     body = [
-        row(label, signed(value), begin, begin + value, kind)
+        row(label, f"{value:+,.{digits}f}", begin, begin + value, kind)
         for (label, value, kind), begin in zip(lines, ends, strict=False)
     ]
-    total = row(score, number(sums.score), 0.0, sums.score, "score")
+    total = row(score, f"{sums.score:,.{digits}f}", 0.0, sums.score, "score")
     return f'<table class="sums">{"".join(body)}{total}</table>'
+
+
+def _decimals(largest: float) -> int:
+    """Decimals that show a number of this size in four digits."""
+    return max(0, 3 - math.floor(math.log10(largest))) if largest else 0
 
 
 def legend() -> str:
@@ -251,14 +257,15 @@ def legend() -> str:
 
 def _picture(photo: str, picture: Picture) -> str:
     answer = html.escape(picture.answer)
+    chance = "" if picture.probability is None else f"<span>{percent(picture.probability)}</span>"
     return f"""
       <figure class="heat">
         <div class="stack">
           <img class="under" src="{photo}" alt="">
           <img class="over" src="{heat_map(picture.relevance)}" alt="Relevance of the pixels for {answer}">
         </div>
-        <figcaption><strong>{answer}</strong><span>{percent(picture.probability)}</span></figcaption>
-        {sums_table(picture.sums, "reached the pixels", "score")}
+        <figcaption><strong>{answer}</strong>{chance}</figcaption>
+        {sums_table(picture.sums, "reached the pixels", picture.score)}
       </figure>"""
 
 
@@ -352,7 +359,8 @@ def page(
   <main>
     <section class="photo" style="--heat:1">
       <h2>A photo</h2>
-      <p class="intro">One network, one photo: the pixels behind its first answer, and those behind its second.</p>
+      <p class="intro">One network, one photo: the pixels behind its first answer, those behind its second, and
+        those that made the difference. Below each map is the account of its score; what biases keep never reaches a pixel.</p>
       <div class="pictures">
       <figure class="original">
         <div class="stack"><img src="{photo}" alt="The photo"></div>
@@ -371,8 +379,9 @@ def page(
     </section>
     <section class="plans">
       <h2>The machinery</h2>
-      <p class="intro">Relevance rides one run of autograd. The plan says which rule acts at which node, and promises to
-        bring back the activations autograd threw away.</p>
+      <p class="intro">Relevance rides one run of autograd. The plan says which rule acts at which node and promises to
+        bring back the activations that autograd threw away: depth δ counts the steps back to values that were kept, density
+        ρ is promises per node.</p>
       <div class="machines">{"".join(_machine(machine) for machine in machines)}
       </div>
     </section>

