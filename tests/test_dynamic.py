@@ -494,14 +494,14 @@ def test_constants_take_nothing():
 class PaperGraph:
     """A small graph in torch and on the tape; letters are the paper's nodes, A the last operation.
 
-    A view stands on top of A, so that A's own value is in nobody's hands and its operands cannot be had from it.
+    A's first row is cut off, so that its own value is in nobody's hands and its operands cannot be had from it.
     """
 
     def __init__(self, torch_graph, slow_graph, *leaves: Tensor):
         self.leaves = [t.clone().requires_grad_() for t in leaves]
-        self.output = torch_graph(*self.leaves).unsqueeze(0)
+        self.output = torch_graph(*self.leaves)[1:]
         self.on_tape = [leaf(t) for t in leaves]
-        self.result = slow.move(lambda t: t.unsqueeze(0), slow_graph(*self.on_tape))
+        self.result = slow.move(lambda t: t[1:], slow_graph(*self.on_tape))
         self.seed = self.output.detach() * gaussian(*self.output.shape, seed=21)
 
     def check_relevance(self) -> None:

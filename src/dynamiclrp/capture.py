@@ -23,6 +23,8 @@ OPAQUE = {
     "DifferentiableGraphBackward": "explain the plain module instead of the scripted one",
 }
 
+SPLITS = frozenset({"SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"})
+
 _SIGN_BIT = 1 << 63
 
 
@@ -123,7 +125,9 @@ def capture(
     _refuse_opaque(set(types))
     deciding = {kind: signatures[kind.__name__] for kind in set(types) if kind.__name__ in signatures}
     attributes = tuple((i, deciding[kind](Saved(handles[i]))) for i, kind in enumerate(types) if kind in deciding)
+    splits = {kind for kind in set(types) if kind.__name__ in SPLITS}
     return Graph(
+        widths={i: len(handles[i]._input_metadata) for i, kind in enumerate(types) if kind in splits} if splits else {},
         types=types,
         edges=edges,
         attributes=attributes,

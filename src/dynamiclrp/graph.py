@@ -24,6 +24,7 @@ class Graph:
     types: tuple[type, ...]  # autograd's class of each node
     edges: tuple[tuple[Ref | None, ...], ...]  # operands of each node; None: a constant
     attributes: tuple[tuple[int, tuple[Any, ...]], ...]  # (node, saved values that decide its plan)
+    widths: dict[int, int]  # how many outputs a node that splits its operand has
     outputs: tuple[Ref, ...]
     inputs: tuple[Ref, ...]
     handles: tuple[Any, ...] = field(repr=False)  # autograd's nodes; they live no longer than the call
@@ -37,7 +38,8 @@ class Graph:
     def signature(self) -> tuple[Any, ...]:
         """Equal for two graphs exactly when one plan serves both. Holds no shapes and no values."""
         calls = frozenset(self.calls)
-        return (self.types, self.edges, self.attributes, self.outputs, self.inputs, self.modules, calls)
+        widths = tuple(self.widths.items())
+        return (self.types, self.edges, self.attributes, widths, self.outputs, self.inputs, self.modules, calls)
 
     def name(self, node: int) -> str:
         """The operation's name: `AddmmBackward0` is `Addmm`."""

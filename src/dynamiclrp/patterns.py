@@ -126,6 +126,23 @@ def first_layers(graph: Graph) -> frozenset[int]:
     return frozenset(first)
 
 
+def nonnegative(graph: Graph) -> frozenset[Ref]:
+    """Tensors that cannot be negative, as behind a rectifier and its pools and views."""
+    found: set[Ref] = set()
+    for node, edges in enumerate(graph.edges):
+        name, kind = graph.name(node), _kind(graph, node)
+        moved = (kind is Kind.POOL or name in _SIGN_PRESERVING) and all(ref in found for ref in edges)
+        if name in _NONNEGATIVE or moved:
+            found.add((node, 0))
+    return frozenset(found)
+
+
+_NONNEGATIVE = frozenset({"Relu", "Sigmoid", "Hardsigmoid", "Softmax", "Exp", "Abs", "Softplus", "Sqrt"})
+_SIGN_PRESERVING = frozenset({
+    "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Expand", "Squeeze", "Unsqueeze", "Clone", "Alias",
+    "Slice", "Select", "MaxPool2DWithIndices", "MaxPool3DWithIndices", "Cat", "Mean", "Sum", "ToCopy",
+})  # fmt: skip
+
 def folded_batch_norms(graph: Graph) -> dict[int, int]:
     """{linear map: batch norm} where the batch norm (in eval mode) is the only consumer of the map's output."""
     attributes = dict(graph.attributes)

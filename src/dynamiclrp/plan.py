@@ -51,6 +51,8 @@ class Step:
     signal: int | None = None  # the operand that takes all, where others are gates or statistics
     fold: int | None = None  # the batch norm that counts as part of this linear map
     has_bias: bool = False
+    nonnegative: bool = False  # the live factor of a linear map cannot be negative
+    rectified: bool = False  # the output is taken from the rectifier above: it equals it where relevance arrives
     form: str = "s"  # what arrives
     convert: bool = False  # what arrives is R, and the rule wants s
     multiply: tuple[int, ...] = ()  # operands to which R must be delivered where the rule delivers s
@@ -180,6 +182,7 @@ def _refuse_unknown(graph: Graph) -> None:
 def _choose(graph: Graph, preset: Preset) -> dict[int, Step]:
     first = patterns.first_layers(graph)
     foldable = patterns.folded_batch_norms(graph)
+    nonnegative = patterns.nonnegative(graph)
     attributes = dict(graph.attributes)
     _refuse_unmatched_modules(graph, preset)
     steps: dict[int, Step] = {}
@@ -221,6 +224,7 @@ def _choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             signal=signal,
             fold=fold,
             has_bias=has_bias or fold is not None,
+            nonnegative=op.linear is not None and any(edges[i] in nonnegative for i in live if i in op.linear.factors),
         )
     for batch_norm in relays:
         steps[batch_norm] = replace(steps[batch_norm], rule=Relay())
@@ -378,7 +382,9 @@ def _promise(
     origins = {node: keys_ for node, keys_ in origins.items() if keys_}
     return Plan(
         preset=preset,
-        steps=tuple(replace(step, places=places) for step, places in zip(steps, wanted)),
+        steps=tuple(
+            replace(step, places=places, rectified=_is_rectified(graph, step, forms)) for step, places in zip(steps, wanted)
+        ),
         output_forms=output_forms,
         input_forms=input_forms,
         forms=forms | {ref[0]: form for ref, form in zip(graph.inputs, input_forms)},
@@ -413,16 +419,23 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
 
 def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
     node = step.fold if step.fold is not None else step.node
-    ref = (node, 0)
-    users = graph.consumers.get(ref, [])
-    consumed_by = OPS.get(graph.types[users[0][0]].__name__) if len(users) == 1 and ref not in graph.outputs else None
-    relays = isinstance(step.rule, (_LinearRule, Relay))
-    if relays and consumed_by is not None and consumed_by.rectifies and forms[node] == "s":
-        # No relevance arrives where the rectifier is shut, and where it is open its output equals this one.
-        return value_key((users[0][0], 0))
+    if _is_rectified(graph, step, forms):
+        return value_key((graph.consumers[(node, 0)][0][0], 0))
     if step.fold is None and step.op.result is not None:
         return step.op.result
-    return value_key(ref)
+    return value_key((node, 0))
+
+
+def _is_rectified(graph: Graph, step: Step, forms: dict[int, str]) -> bool:
+    """Is a rectifier the only consumer? No relevance arrives where it is shut, and where it is open the values agree."""
+    if not isinstance(step.rule, (_LinearRule, Relay)):
+        return False
+    node = step.fold if step.fold is not None else step.node
+    users = graph.consumers.get((node, 0), [])
+    if len(users) != 1 or (node, 0) in graph.outputs or forms[node] != "s":
+        return False
+    above = OPS.get(graph.types[users[0][0]].__name__)
+    return above is not None and above.rectifies
 
 
 def _closure(sources: Sources, keys: set[Key], uses: Counter[Key]) -> dict[Key, Source]:

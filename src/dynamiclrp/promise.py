@@ -69,6 +69,14 @@ class Rest:
 
 
 @dataclass(frozen=True)
+class Undo:
+    """A view's output (or all parts of a split), moved back."""
+
+    node: int  # the view
+    operands: tuple[Key, ...]  # its outputs
+
+
+@dataclass(frozen=True)
 class Replay:
     """The forward function of the node that made it, on its operands."""
 
@@ -78,7 +86,7 @@ class Replay:
     recorded: bool = False  # by the recorded call instead of the op's row
 
 
-Source = Kept | Leaf | Given | Absent | Recorded | Rest | Replay
+Source = Kept | Leaf | Given | Absent | Recorded | Rest | Undo | Replay
 
 
 @dataclass(frozen=True)
@@ -136,10 +144,10 @@ def operand_key(graph: Graph, node: int, position: int) -> Key:
 
 
 class Sources:
-    """Finds a source for every tensor of one graph, once, from the leaves up.
+    """Finds a source for every tensor of one graph, once.
 
-    Order: saved as its own result by its producer → saved as an operand by any consumer → a leaf → a view of something
-    that can be had → a sum minus its other operand → replay.
+    Order: saved as its own result by its producer → saved as an operand by any consumer → a leaf → a view of one of
+    these → what consumers made of it, undone (a view moved back, a sum minus its other operand) → replay from operands.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -152,9 +160,13 @@ class Sources:
             self.numbers.setdefault(maker, []).append(number)
         self._constants()
         self._direct()
-        direct = dict(self.table)
+        # each entry rests on earlier ones, so no value can rest on itself
         for node in range(len(graph)):
-            self._replay(node, direct)
+            self._replay(node, views_only=True)
+        for node in reversed(range(len(graph))):
+            self._undo(node)
+        for node in range(len(graph)):
+            self._replay(node)
 
     def get(self, key: Key) -> Source | None:
         """None: the value is lost."""
@@ -198,34 +210,35 @@ class Sources:
                     self.table.setdefault(key, Kept(node, attribute))
                     break
 
-    def _replay(self, node: int, direct: dict[Key, Source]) -> None:
+    def _replay(self, node: int, views_only: bool = False) -> None:
         op, edges = self.ops[node], self.graph.edges[node]
-        if op is None or op.kind is Kind.LEAF:
+        if op is None or op.kind is Kind.LEAF or (views_only and (op.kind is not Kind.MOVEMENT or len(edges) != 1)):
             return
         operands = tuple(operand_key(self.graph, node, position) for position in range(len(edges)))
-        by_row = op.forward is not None and all(operand in self.table for operand in operands)
-        by_call = node in self.graph.calls and all(operand in self.table for operand in operands)
-        replayable = by_row or by_call
+        recorded = node in self.graph.calls
+        if (op.forward is None and not recorded) or not all(operand in self.table for operand in operands):
+            return
         for number in self.numbers.get(node, (0,)):
-            key = value_key((node, number))
-            if key in self.table:
-                continue
-            replay = Replay(node, number, operands, recorded=not by_row) if replayable else None
-            free = replay is not None and op.kind is Kind.MOVEMENT and len(edges) == 1
-            source = replay if free else self._rest((node, number), direct) or replay
-            if source is not None:
-                self.table[key] = source
+            self.table.setdefault(value_key((node, number)), Replay(node, number, operands, recorded=op.forward is None))
 
-    def _rest(self, ref: Ref, direct: dict[Key, Source]) -> Rest | None:
-        for node, position in self.graph.consumers.get(ref, ()):
-            op = self.ops[node]
-            edges = self.graph.edges[node]
-            if op is None or op.weights is None or len(edges) != 2:
-                continue
-            total, other = value_key((node, 0)), operand_key(self.graph, node, 1 - position)
-            if total in direct and (other in direct) and other != value_key(ref):
-                return Rest(node, position, (total, other))
-        return None
+    def _undo(self, node: int) -> None:
+        """Operands that follow from this node's output."""
+        op, edges = self.ops[node], self.graph.edges[node]
+        total = value_key((node, 0))
+        if op is not None and op.join is not None and edges[0] is not None:
+            parts = tuple(value_key((node, number)) for number in range(self.graph.widths[node]))
+            if all(part in self.table for part in parts):
+                self.table.setdefault(value_key(edges[0]), Undo(node, parts))
+            return
+        if op is None or total not in self.table:
+            return
+        if op.undo is not None and edges[0] is not None:
+            self.table.setdefault(value_key(edges[0]), Undo(node, (total,)))
+        elif op.weights is not None and len(edges) == 2 and edges[0] != edges[1]:
+            for position in (0, 1):
+                wanted, other = (operand_key(self.graph, node, i) for i in (position, 1 - position))
+                if wanted[0] == "value" and wanted not in self.table and other in self.table:
+                    self.table[wanted] = Rest(node, position, (total, other))
 
 
 def describe(graph: Graph, sources: Sources, origins: dict[int, tuple[Key, ...]]) -> tuple[Promise, ...]:
@@ -272,6 +285,8 @@ def _how(graph: Graph, source: Source) -> str:
             return "absent"
         case Rest(node):
             return f"{graph.name(node)} {node} minus its other operand"
+        case Undo(node):
+            return f"{graph.name(node)} {node} moved back"
         case Replay():
             return "replayed"
 

@@ -25,8 +25,13 @@ Grads = list[Tensor | None]
 
 def stabilise(denominator: Tensor, eps: float) -> Tensor:
     """`d + eps * sgn(d)` with sgn(0) = +1, so that nothing is divided by zero (eps never underflows)."""
-    eps = max(eps, torch.finfo(denominator.dtype).tiny)
-    return denominator + torch.where(denominator < 0, -eps, eps).to(denominator.dtype)
+    eps = usable(eps, denominator)
+    return torch.where(denominator < 0, denominator - eps, denominator + eps)
+
+
+def usable(eps: float, like: Tensor) -> float:
+    """An eps that does not underflow in the tensor's dtype."""
+    return max(eps, torch.finfo(like.dtype).tiny)
 
 
 def sign(x: Tensor) -> Tensor:
@@ -139,20 +144,19 @@ class _LinearRule(Rule):
     def takes_relevance(self, step: Step) -> bool:
         return True
 
-    def relevance(self, here: Here, s: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(relevance to hand down, z, bias) with the filter applied and, if so asked, the bias' share set aside."""
-        z, bias = here.output, None
+    def relevance(self, here: Here, s: Tensor) -> tuple[Tensor, Tensor]:
+        """(relevance to hand down, z) with the filter applied and, where so asked, the bias' share set aside."""
+        z = here.output
         r = here.relevance(s, z)
         if self.top < 1:
             r = _keep_top(r, self.top)
-        if here.step.has_bias and (self.bias == "absolute" or here.step.needs(here.step.bias)):
+        if self.bias == "absolute" and here.step.has_bias:
             bias = here.bias
-        if bias is not None and self.bias == "absolute":
             z = z - bias
-            share = r / stabilise(z.abs() + bias.abs(), self.eps)
+            share = r / (z.abs() + bias.abs() + usable(self.eps, z))
             here.bias_coefficient = share * sign(bias)
-            r, bias = share * z.abs(), None
-        return r, z, bias
+            r = share * z.abs()
+        return r, z
 
     def give_bias(self, here: Here, grads: Grads) -> Grads:
         """Where relevance of the bias itself was asked for, hand it its part."""
@@ -176,7 +180,7 @@ class Epsilon(_LinearRule):
         return True, self.bias == "absolute" and step.has_bias and step.bias in step.live
 
     def before(self, here: Here, s: Tensor) -> Tensor:  # type: ignore[override]
-        r, z, _ = self.relevance(here, s)
+        r, z = self.relevance(here, s)
         return here.unfold(r / stabilise(z, self.eps))
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:  # type: ignore[override]
@@ -184,8 +188,12 @@ class Epsilon(_LinearRule):
 
 
 @dataclass(frozen=True)
-class _AbsRule(_LinearRule):
-    """Rules on signed parts, by `x⁺w⁺ + x⁻w⁻ = (x·W + |x|·|W|) / 2`: one extra product each way."""
+class _SignedRule(_LinearRule):
+    """Rules that treat positive and negative contributions apart, by `x⁺w⁺ + x⁻w⁻ = (x·W + |x|·|W|) / 2`.
+
+    With `q = |x|·|W| + |b|` the positive part of z, bias included, is (z + q)/2 and the negative part (z - q)/2: one
+    extra product forward and one back serve all of them.
+    """
 
     def needs(self, step: Step) -> Iterable[int]:
         yield OUT
@@ -193,63 +201,60 @@ class _AbsRule(_LinearRule):
         if step.has_bias:
             yield step.bias
 
+    def magnitude(self, here: Here) -> Tensor:
+        return here.magnitude(bias=here.step.has_bias and self.bias == "proportional")
+
+    def deliver(self, here: Here, grads: Grads, native: float, extra: float) -> Grads:
+        """`native · Wᵀu + extra · sgn(x)·|W|ᵀv`, with v from the stash."""
+        more = here.absolute_transposed(here.stash)
+        return self.give_bias(here, here.on_live(grads, lambda g: g.mul(native).add_(more, alpha=extra)))
+
 
 @dataclass(frozen=True)
-class Gamma(_AbsRule):
-    """Positive contributions count 1 + gamma times where z > 0, negative ones where z < 0 (generalised gamma rule)."""
+class Gamma(_SignedRule):
+    """Contributions of z's own sign count 1 + gamma times (the generalised gamma rule; Andéol et al. 2021)."""
 
     gamma: float = 0.25
 
     def __init__(self, gamma: float = 0.25, eps: float = 1e-6, bias: str = "proportional", top: float = 1.0) -> None:
-        for name, value in dict(gamma=gamma, eps=eps, bias=bias, top=top).items():
-            object.__setattr__(self, name, value)
-        self.__post_init__()
+        _set(self, gamma=gamma, eps=eps, bias=bias, top=top)
 
     def before(self, here: Here, s: Tensor) -> Tensor:  # type: ignore[override]
-        r, z, bias = self.relevance(here, s)
-        x, w = here.factors
-        p = here.product(x.abs(), w.abs())
-        positive = z > 0
-        if bias is None:
-            same = torch.where(positive, z + p, z - p) / 2
-        else:
-            z0 = z - bias
-            same = torch.where(positive, (z0 + p) / 2 + bias.clamp(min=0), (z0 - p) / 2 + bias.clamp(max=0))
-        u = r / stabilise(z + self.gamma * same, self.eps)
-        u = torch.where(z == 0, 0, u)
-        if bias is not None:
-            here.bias_coefficient = torch.where(positive == (bias > 0), u * (1 + self.gamma), u)
-        here.stash = torch.where(positive, u, -u)
+        r, z = self.relevance(here, s)
+        # d has the sign of z, and |d| = (1 + γ/2)|z| + γ/2 q
+        d = (z if here.step.rectified else z.abs()).mul(1 + self.gamma / 2)
+        v = r / d.add_(self.magnitude(here), alpha=self.gamma / 2).add_(usable(self.eps, d))
+        v = v if here.step.rectified else torch.where(z == 0, 0, v)
+        u = v if here.step.rectified else v * z.sign()
+        if here.wants_bias and self.bias == "proportional":
+            here.bias_coefficient = torch.where((z > 0) == (here.bias > 0), u * (1 + self.gamma), u)
+        here.stash = v
         return here.unfold(u)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:  # type: ignore[override]
-        extra = here.absolute_transposed(here.stash)
-        grads = here.on_live(grads, lambda g: g.mul(1 + self.gamma / 2).add_(extra, alpha=self.gamma / 2))
-        return self.give_bias(here, grads)
+        return self.deliver(here, grads, 1 + self.gamma / 2, self.gamma / 2)
 
 
 @dataclass(frozen=True)
-class ZPlus(_AbsRule):
+class ZPlus(_SignedRule):
     """Only positive contributions count (z⁺; Montavon et al. 2017), for inputs of any sign."""
 
     def before(self, here: Here, s: Tensor) -> Tensor:  # type: ignore[override]
-        r, z, bias = self.relevance(here, s)
-        x, w = here.factors
-        p = here.product(x.abs(), w.abs())
-        d = (z + p) / 2 if bias is None else (z - bias + p) / 2 + bias.clamp(min=0)
-        u = r / stabilise(d, self.eps)
-        if bias is not None:
-            here.bias_coefficient = torch.where(bias > 0, u, 0)
+        r, z = self.relevance(here, s)
+        # rounding may take a sum of nothing positive below 0
+        d = self.magnitude(here).add_(z).clamp_(min=0).div_(2)
+        u = r / d.add_(usable(self.eps, d))
+        if here.wants_bias and self.bias == "proportional":
+            here.bias_coefficient = torch.where(here.bias > 0, u, 0)
         here.stash = u
         return here.unfold(u)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:  # type: ignore[override]
-        extra = here.absolute_transposed(here.stash)
-        return self.give_bias(here, here.on_live(grads, lambda g: (g + extra).div_(2)))
+        return self.deliver(here, grads, 0.5, 0.5)
 
 
 @dataclass(frozen=True)
-class AlphaBeta(_AbsRule):
+class AlphaBeta(_SignedRule):
     """alpha times the positive contributions minus beta times the negative ones (Bach et al. 2015, eq. 60)."""
 
     alpha: float = 2.0
@@ -260,28 +265,20 @@ class AlphaBeta(_AbsRule):
     ) -> None:
         if alpha < 0 or beta < 0 or alpha - beta != 1:
             raise ValueError(f"AlphaBeta(alpha={alpha}, beta={beta}): expected alpha - beta = 1, neither negative")
-        for name, value in dict(alpha=alpha, beta=beta, eps=eps, bias=bias, top=top).items():
-            object.__setattr__(self, name, value)
-        self.__post_init__()
+        _set(self, alpha=alpha, beta=beta, eps=eps, bias=bias, top=top)
 
     def before(self, here: Here, s: Tensor) -> Tensor:  # type: ignore[override]
-        r, z, bias = self.relevance(here, s)
-        x, w = here.factors
-        p = here.product(x.abs(), w.abs())
-        z0 = z if bias is None else z - bias
-        d_pos, d_neg = (z0 + p) / 2, (z0 - p) / 2
-        if bias is not None:
-            d_pos, d_neg = d_pos + bias.clamp(min=0), d_neg + bias.clamp(max=0)
-        pos = self.alpha * r / stabilise(d_pos, self.eps)
-        neg = -self.beta * r / stabilise(d_neg, self.eps)
-        if bias is not None:
-            here.bias_coefficient = torch.where(bias > 0, pos, neg)
-        here.stash = pos - neg
-        return here.unfold(pos + neg)
+        r, z = self.relevance(here, s)
+        q, eps = self.magnitude(here), usable(self.eps, z)
+        positive = self.alpha * r / ((q + z).clamp_(min=0).div_(2).add_(eps))
+        negative = self.beta * r / stabilise((z - q).clamp_(max=0).div_(2), eps)
+        if here.wants_bias and self.bias == "proportional":
+            here.bias_coefficient = torch.where(here.bias > 0, positive, -negative)
+        here.stash = positive + negative
+        return here.unfold(positive - negative)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:  # type: ignore[override]
-        extra = here.absolute_transposed(here.stash)
-        return self.give_bias(here, here.on_live(grads, lambda g: (g + extra).div_(2)))
+        return self.deliver(here, grads, 0.5, 0.5)
 
 
 @dataclass(frozen=True)
@@ -299,7 +296,7 @@ class _FirstLayerRule(_LinearRule):
         return here.on_live(grads, lambda g: relevance)
 
     def before(self, here: Here, s: Tensor) -> Tensor:  # type: ignore[override]
-        here.stash, _, _ = self.relevance(here, s)
+        here.stash, _ = self.relevance(here, s)
         return s
 
     def distribute(self, here: Here, r: Tensor) -> Tensor:
@@ -341,10 +338,8 @@ class Box(_FirstLayerRule):
     high: Any = 1.0
 
     def __init__(self, low: Any, high: Any, eps: float = 1e-6, bias: str = "proportional", top: float = 1.0) -> None:
-        low, high = (v.tolist() if isinstance(v, Tensor) else v for v in (low, high))
-        for name, value in dict(low=_freeze(low), high=_freeze(high), eps=eps, bias=bias, top=top).items():
-            object.__setattr__(self, name, value)
-        self.__post_init__()
+        low, high = (_freeze(v.tolist() if isinstance(v, Tensor) else v) for v in (low, high))
+        _set(self, low=low, high=high, eps=eps, bias=bias, top=top)
 
     def distribute(self, here: Here, r: Tensor) -> Tensor:
         factors = list(here.factors)
@@ -359,6 +354,13 @@ class Box(_FirstLayerRule):
         d = sum(sgn * here.product(*ordered(a, b)) for a, b, sgn in terms)
         u = r / stabilise(d, self.eps)
         return sum(sgn * a * here.transposed(u, *ordered(a, b)) for a, b, sgn in terms)
+
+
+def _set(rule: _LinearRule, **values: Any) -> None:
+    """Initialise a frozen rule whose own parameter comes first."""
+    for name, value in values.items():
+        object.__setattr__(rule, name, value)
+    rule.__post_init__()
 
 
 def _freeze(value: Any) -> Any:
@@ -394,7 +396,7 @@ class AbsoluteShare(Rule):
         else:  # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
             total = here.replay(values[0].abs())
         here.stash = {i: sign(value) for i, value in values.items()}
-        return here.relevance(s, here.output) / stabilise(total, self.eps)
+        return here.relevance(s, here.output) / (total + usable(self.eps, total))
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:  # type: ignore[override]
         return [None if g is None else g * here.stash[i] for i, g in enumerate(grads)]

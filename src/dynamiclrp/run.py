@@ -20,8 +20,9 @@ from .errors import UnsupportedTensorError
 from .graph import Graph
 from .ops import Op
 from .ops.normalise import batch_norm_affine
+from .ops.table import unbroadcast
 from .plan import FOLD_BIAS, Plan, Step
-from .promise import Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source
+from .promise import Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
 from .rules import OUT, Grads, reduce_to, sign, stabilise
 
 
@@ -103,20 +104,16 @@ class Values:
                 if factors[position] != 1:
                     value = value / factors[position]
                 ref = self.graph.edges[node][position]
-                value = _unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
+                value = unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
+            case Undo(node):
+                op, saved, ref = self.graph.op(node), Saved(self.graph.handles[node]), self.graph.edges[node][0]
+                shape = output_shape(self.graph.handles[ref[0]], ref[1])
+                value = op.join(saved, operands) if op.join else op.undo(saved, operands[0], shape)
             case _:
                 return self._fetch(source)
         for operand in source.operands:
             self._release(operand)
         return value
-
-
-def _unbroadcast(value: Tensor, shape: torch.Size) -> Tensor:
-    """Undo broadcasting of a tensor whose copies are equal: take the first of them."""
-    if value.shape == shape:
-        return value
-    value = value[(0,) * (value.dim() - len(shape))]
-    return value[tuple(slice(0, 1) if n == 1 else slice(None) for n in shape)]
 
 
 class Here:
@@ -171,6 +168,11 @@ class Here:
         """Which of the two factors is the signal."""
         return self.step.factors.index(self.step.live_factors[0])
 
+    @property
+    def wants_bias(self) -> bool:
+        """Was relevance of the bias itself asked for?"""
+        return self.step.bias in self.step.live
+
     @cached_property
     def factors(self) -> tuple[Tensor, Tensor]:
         """Signal and weight in the operation's order."""
@@ -180,48 +182,65 @@ class Here:
         return x, w
 
     @cached_property
-    def bias(self) -> Tensor:
-        """What the map adds, broadcastable to its output."""
+    def channel_bias(self) -> Tensor:
+        """What the map adds, one number per output channel (or a tensor of the output's shape)."""
         linear = self.op.linear
         assert linear is not None
         own = self.operand(linear.bias) if linear.bias in self.step.places else None
+        if own is not None and linear.factor(self.saved) != 1:
+            own = own * linear.factor(self.saved)
         if self._affine is None:
             assert own is not None
-            return linear.spread(self.saved, own)
+            return own
         scale, mean = self._affine
         shift = self._value(FOLD_BIAS)
         own = -mean * scale if own is None else (own - mean) * scale
-        folded = own if shift is None else own + shift
-        return folded.reshape(-1, *[1] * (len(self.saved.shape) - 2)) if self.step.name != "Addmm" else folded
+        return own if shift is None else own + shift
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """What the map adds, broadcastable to its output."""
+        return self._spread(self.channel_bias)
+
+    def _spread(self, channels: Tensor) -> Tensor:
+        return self.op.linear.spread(self.saved, channels)  # type: ignore[union-attr]
 
     def reduce_to_bias(self, coefficient: Tensor) -> Tensor:
         """The bias' own coefficient, from one at the output's shape."""
         bias = self.operand(self.step.bias)
-        linear = self.op.linear
-        assert linear is not None
-        factor = linear.spread(self.saved, torch.ones_like(bias))
+        factor = self._spread(torch.ones_like(bias)) * self.op.linear.factor(self.saved)  # type: ignore[union-attr]
         if self._affine is not None:
-            factor = factor * self._affine[0].reshape(factor.shape)
+            factor = factor * self._spread(self._affine[0])
         return reduce_to(coefficient * factor, factor.shape).reshape(bias.shape)
 
-    def product(self, x: Tensor, w: Tensor) -> Tensor:
-        return self.op.linear.product(self.saved, x, w)  # type: ignore[union-attr]
+    def product(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.op.linear.product(self.saved, x, w, bias)  # type: ignore[union-attr]
 
     def transposed(self, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
         return self.op.linear.transposed(self.saved, self.live_factor, u, x, w)  # type: ignore[union-attr]
 
-    def absolute_transposed(self, u: Tensor) -> Tensor:
-        """`sgn(x) · |W|ᵀu`, the second product of the rules on signed parts."""
+    @cached_property
+    def _absolute(self) -> tuple[Tensor, Tensor]:
+        """Magnitudes of the factors; a signal that cannot be negative is its own magnitude."""
         x, w = self.factors
-        x, w = (x, w.abs()) if self.live_factor == 0 else (x.abs(), w)
-        return sign(self.factors[self.live_factor]) * self.transposed(u, x, w)
+        if self.step.nonnegative:
+            return (x, w.abs()) if self.live_factor == 0 else (x.abs(), w)
+        return x.abs(), w.abs()
+
+    def magnitude(self, bias: bool) -> Tensor:
+        """`|x|·|W| + |b|`, the extra forward product of the rules on signed parts."""
+        return self.product(*self._absolute, self.channel_bias.abs() if bias else None)
+
+    def absolute_transposed(self, u: Tensor) -> Tensor:
+        """`sgn(x) · |W|ᵀu`, the extra backward product of the rules on signed parts."""
+        extra = self.transposed(u, *self._absolute)
+        return extra if self.step.nonnegative else extra.mul_(sign(self.factors[self.live_factor]))
 
     def unfold(self, u: Tensor) -> Tensor:
         """Feed the native backward, which knows only the weight without the batch norm."""
         if self._affine is None:
             return u
-        scale = self._affine[0]
-        return u * (scale if self.step.name in ("Addmm", "Mm") else scale.reshape(-1, *[1] * (u.dim() - 2)))
+        return u * self._spread(self._affine[0])
 
 
 def run(

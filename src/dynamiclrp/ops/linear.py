@@ -14,13 +14,22 @@ def _scale_columns(n, w: Tensor, scale: Tensor) -> Tensor:
     return w * scale
 
 
-_MM = LinearMap((0, 1), lambda n, a, b: a @ b, _matmul_transposed, fold=_scale_columns)
+def _matmul(n, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    return a @ b if bias is None else a @ b + bias
+
+
+def _addmm(n, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = a @ b if n.alpha == 1 else n.alpha * (a @ b)
+    return product if bias is None else product + bias
+
+
+_MM = LinearMap((0, 1), _matmul, _matmul_transposed, fold=_scale_columns)
 _ADDMM = LinearMap(
     (1, 2),
-    lambda n, a, b: a @ b if n.alpha == 1 else n.alpha * (a @ b),
+    _addmm,
     lambda n, which, u, a, b: _matmul_transposed(n, which, u if n.alpha == 1 else n.alpha * u, a, b),
     bias=0,
-    spread=lambda n, b: b if n.beta == 1 else n.beta * b,
+    factor=lambda n: n.beta,
     fold=_scale_columns,
 )
 
@@ -32,10 +41,10 @@ row("AddmmBackward0", Kind.LINEAR, saved={1: ("mat1", 2), 2: ("mat2", 1)}, linea
 row("BaddbmmBackward0", Kind.LINEAR, saved={1: ("batch1", 2), 2: ("batch2", 1)}, linear=_ADDMM,
     forward=lambda n, c, a, b: torch.baddbmm(c, a, b, beta=n.beta, alpha=n.alpha))  # fmt: skip
 row("MvBackward0", Kind.LINEAR, saved={0: ("self", 1), 1: ("vec", 0)}, forward=lambda n, a, b: torch.mv(a, b),
-    linear=LinearMap((0, 1), lambda n, a, b: a @ b,
+    linear=LinearMap((0, 1), _matmul,
                      lambda n, which, u, a, b: u[:, None] * b if which == 0 else a.t() @ u))  # fmt: skip
 row("DotBackward0", Kind.LINEAR, saved={0: ("self", 1), 1: ("tensor", 0)}, forward=lambda n, a, b: torch.dot(a, b),
-    linear=LinearMap((0, 1), lambda n, a, b: a @ b, lambda n, which, u, a, b: u * (b if which == 0 else a)))  # fmt: skip
+    linear=LinearMap((0, 1), _matmul, lambda n, which, u, a, b: u * (b if which == 0 else a)))  # fmt: skip
 
 
 def _convolve(n, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

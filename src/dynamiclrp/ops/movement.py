@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .table import Kind, row
+from .table import Kind, row, unbroadcast
 
 M = Kind.MOVEMENT
 
@@ -28,18 +28,30 @@ def _chosen(n, x: Tensor) -> Tensor:
     return chosen if n.keepdim else chosen.squeeze(n.dim)
 
 
+def _reshaped(n, y: Tensor, shape: torch.Size) -> Tensor:
+    return y.reshape(shape)
+
+
+def _unpermuted(n, y: Tensor, shape: torch.Size) -> Tensor:
+    rank = len(shape)
+    return y.permute(sorted(range(rank), key=lambda i: n.dims[i] % rank))
+
+
 row("ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 ViewCopyBackward0 ReshapeBackward0", M,
-    forward=lambda n, x: x.reshape(n.shape))  # fmt: skip
-row("TBackward0", M, forward=lambda n, x: x.t())
-row("TransposeBackward0", M, forward=lambda n, x: x.transpose(n.dim0, n.dim1))
-row("PermuteBackward0", M, forward=lambda n, x: x.permute(n.dims))
+    forward=lambda n, x: x.reshape(n.shape), undo=_reshaped)  # fmt: skip
+row("TBackward0", M, forward=lambda n, x: x.t(), undo=lambda n, y, shape: y.t())
+row("TransposeBackward0", M, forward=lambda n, x: x.transpose(n.dim0, n.dim1),
+    undo=lambda n, y, shape: y.transpose(n.dim0, n.dim1))  # fmt: skip
+row("PermuteBackward0", M, forward=lambda n, x: x.permute(n.dims), undo=_unpermuted)
 row("MovedimBackward0", M)
-row("ExpandBackward0", M, forward=lambda n, x: x.expand(n.shape))
+row("ExpandBackward0", M, forward=lambda n, x: x.expand(n.shape), undo=lambda n, y, shape: unbroadcast(y, shape))
 row("RepeatBackward0", M, forward=lambda n, x: x.repeat(n.repeats))
-row("SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 SqueezeBackward3", M, forward=lambda n, x: x.reshape(n.shape))
-row("UnsqueezeBackward0", M, forward=lambda n, x: x.unsqueeze(n.dim))
+row("SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 SqueezeBackward3", M,
+    forward=lambda n, x: x.reshape(n.shape), undo=_reshaped)  # fmt: skip
+row("UnsqueezeBackward0", M, forward=lambda n, x: x.unsqueeze(n.dim), undo=_reshaped)
 row("AsStridedBackward0", M, forward=lambda n, x: x.as_strided(n.size, n.stride, n.storage_offset))
-row("AliasBackward0 CloneBackward0 ContiguousBackward0 LiftFreshBackward0", M, forward=lambda n, x: x)
+row("AliasBackward0 CloneBackward0 ContiguousBackward0 LiftFreshBackward0", M,
+    forward=lambda n, x: x, undo=lambda n, y, shape: y)  # fmt: skip
 row("ToCopyBackward0", M, forward=lambda n, x: x.to(n.device, n.dtype))
 row("CopyBackwards CopyBackward0", M)
 row("CopySlices", M)
@@ -53,9 +65,10 @@ row("TakeAlongDimBackward0", M)
 row("EmbeddingBackward0", M, forward=lambda n, w: F.embedding(n.indices, w), lookup="indices")
 row("CatBackward0", M, forward=lambda n, *xs: torch.cat(xs, n.dim))
 row("StackBackward0", M, forward=lambda n, *xs: torch.stack(xs, n.dim))
-row("SplitBackward0", M, forward=_split)
-row("SplitWithSizesBackward0", M, forward=lambda n, x: torch.split(x, list(n.split_sizes), n.dim))
-row("UnbindBackward0", M, forward=lambda n, x: x.unbind(n.dim))
+row("SplitBackward0", M, forward=_split, join=lambda n, ys: torch.cat(ys, n.dim))
+row("SplitWithSizesBackward0", M, forward=lambda n, x: torch.split(x, list(n.split_sizes), n.dim),
+    join=lambda n, ys: torch.cat(ys, n.dim))  # fmt: skip
+row("UnbindBackward0", M, forward=lambda n, x: x.unbind(n.dim), join=lambda n, ys: torch.stack(ys, n.dim))
 row("UnsafeSplitBackward0", M, forward=_split)
 row("FlipBackward0", M, forward=lambda n, x: x.flip(n.dims))
 row("RollBackward0", M, forward=lambda n, x: x.roll(n.shifts, n.dims))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import PresetError
@@ -44,11 +45,12 @@ class LinearMap:
     """A bilinear operation seen as `product(x, w) + bias`."""
 
     factors: tuple[int, int]  # positions of the two operands that are multiplied
-    product: Callable[[Any, Tensor, Tensor], Tensor]
+    product: Callable[..., Tensor]  # (saved, first factor, second factor, bias or None) → output
     # (saved, which factor gets it, coefficient of the output, both factors) → coefficient of that factor
     transposed: Callable[[Any, int, Tensor, Tensor, Tensor], Tensor]
     bias: int | None = None  # position of the operand that is added
-    # (saved, bias) → the bias as it stands in the output, broadcastable to it
+    factor: Callable[[Any], Any] = lambda n: 1  # what the bias is multiplied by
+    # (saved, one number per output channel) → the same, broadcastable to the output
     spread: Callable[[Any, Tensor], Tensor] = lambda n, b: b
     # (saved, second factor, one number per output channel) → that factor with its output channels scaled
     fold: Callable[[Any, Tensor, Tensor], Tensor] | None = None
@@ -62,6 +64,8 @@ class Op:
     saved: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
     result: str | None = None  # the attribute that holds the node's own output
     forward: Callable[..., Any] | None = None  # (saved, *operands) → output, or a sequence of outputs
+    undo: Callable[..., Tensor] | None = None  # movement: (saved, output, operand's shape) → operand
+    join: Callable[..., Tensor] | None = None  # the same for several outputs: (saved, outputs) → operand
     linear: LinearMap | None = None
     ratio: Callable[[Any], Tensor] | None = None  # activations: f(x)/x in closed form, from saved values
     fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
@@ -75,6 +79,14 @@ class Op:
         """The attribute that holds an operand, if autograd kept it."""
         attribute, because = self.saved.get(position, (None, None))
         return attribute if because is None or edges[because] is not None else None
+
+
+def unbroadcast(value: Tensor, shape: torch.Size) -> Tensor:
+    """Undo broadcasting of a tensor whose copies are equal: take the first of them."""
+    if value.shape == shape:
+        return value
+    value = value[(0,) * (value.dim() - len(shape))]
+    return value[tuple(slice(0, 1) if n == 1 else slice(None) for n in shape)]
 
 
 OPS: dict[str, Op] = {}

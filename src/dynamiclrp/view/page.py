@@ -185,18 +185,22 @@ def token_line(tokens: Sequence[str], relevance: Sequence[float], scale: float |
     if len(tokens) != len(relevance):
         raise ValueError(f"{len(tokens)} tokens, but {len(relevance)} relevances")
     full = scale or scale_of(relevance)
-    spans = []
+    words: list[str] = []
     for token, value in zip(tokens, relevance, strict=True):
         strength = max(-1.0, min(1.0, value / full))
         side = "for" if strength > 0 else "against" if strength < 0 else "none"
-        # The space before a word belongs to its token; it is what keeps words apart, so it stays outside the colour.
-        word = html.escape(token.strip(" ")).replace("\n", "⏎") or "␣"
-        space = " " if token.startswith(" ") else ""
-        spans.append(
-            f'{space}<span class="token {side}" tabindex="0" style="--a:{abs(strength):.3f}" '
-            f'data-value="{value:+.5f}"><b>{word}</b><i>{_brief(value, full)}</i></span>'
+        shown = html.escape(token.strip(" ")).replace("\n", "⏎") or "␣"
+        span = (
+            f'<span class="token {side}" tabindex="0" style="--a:{abs(strength):.3f}" '
+            f'data-value="{value:+.5f}"><b>{shown}</b><i>{_brief(value, full)}</i></span>'
         )
-    return f'<p class="tokens">{"".join(spans)}</p>'
+        # The space before a word belongs to its token: it begins a new word, the other pieces stay together.
+        if words and not token.startswith(" "):
+            words[-1] += span
+        else:
+            words.append(span)
+    line = " ".join(f'<span class="word">{word}</span>' for word in words)
+    return f'<p class="tokens">{line}</p>'
 
 
 def _brief(value: float, full: float) -> str:
