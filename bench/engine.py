@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import dynamiclrp as dlrp
-from dynamiclrp.explain import Plans, _graph
+from dynamiclrp.explain import Plans
+from dynamiclrp.forward import graph_of
 
 
 def transformer(layers: int, width: int) -> nn.Module:
@@ -94,7 +95,7 @@ def lookup(model: nn.Module, x: Tensor, repeats: int = 50) -> dict[str, float]:
     """Milliseconds per 1,000 nodes: capture of the graph, lookup of a cached plan, first plan."""
     output = score(model(x.requires_grad_()))
     preset, plans = dlrp.preset("attnlrp"), Plans()
-    nodes = len(_graph([output], [x]))
+    nodes = len(graph_of([output], [x]))
 
     def best(call: Callable[[], object]) -> float:
         times = []
@@ -104,12 +105,12 @@ def lookup(model: nn.Module, x: Tensor, repeats: int = 50) -> dict[str, float]:
             times.append(time.perf_counter() - start)
         return round(1e6 * statistics.median(times) / nodes, 3)
 
-    graph = _graph([output], [x])
+    graph = graph_of([output], [x])
     start = time.perf_counter()
     plans.get(graph, preset)
     first = round(1e6 * (time.perf_counter() - start) / nodes, 3)
-    capture = best(lambda: _graph([output], [x]))
-    both = best(lambda: plans.get(_graph([output], [x]), preset))
+    capture = best(lambda: graph_of([output], [x]))
+    both = best(lambda: plans.get(graph_of([output], [x]), preset))
     return {"nodes": nodes, "capture": capture, "capture and lookup": both, "first plan": first}
 
 
@@ -136,7 +137,9 @@ def main() -> None:
     }  # fmt: skip
     results: dict[str, object] = {
         "date": date.today().isoformat(),
-        "machine": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "arguments": {k: str(v) for k, v in vars(options).items()},

@@ -44,7 +44,7 @@ class Saved:
         return _clean(value)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor | None, ...]:
         """What a Python `autograd.Function` gave to `ctx.save_for_backward`."""
         return tuple(t.detach() if t is not None else None for t in self.node.saved_tensors)
 

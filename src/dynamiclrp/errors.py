@@ -1,20 +1,20 @@
 """Every error and warning that this package raises; nothing else.
 
-    LRPError (RuntimeError)
-    ├── GraphError            the output, the inputs and the graph between them
-    │   ├── NoGraphError          the output was made without autograd
-    │   ├── FreedGraphError       a backward pass already freed the graph
-    │   ├── UnusedInputError      the output does not depend on an input
-    │   ├── NoInputError          nothing among the arguments can be explained
-    │   └── OpaqueGraphError      compiled, scripted or reentrant code hides the operations
-    ├── TargetError           a target or seed that does not fit the output
-    │   └── ZeroOutputError       relevance seeded where the output is zero
-    ├── PresetError           an unknown preset, rule or override
-    ├── UnknownOpError        operations without a row
-    ├── LostActivationError   a value that a rule needs and nobody kept
-    ├── UnsupportedTensorError  complex or sparse tensors where a rule cannot take them
-    └── NonFiniteError        relevance that became inf or nan
-    TrainingModeWarning (UserWarning)
+LRPError (RuntimeError)
+├── GraphError            the output, the inputs and the graph between them
+│   ├── NoGraphError          the output was made without autograd
+│   ├── FreedGraphError       a backward pass already freed the graph
+│   ├── UnusedInputError      the output does not depend on an input
+│   ├── NoInputError          nothing among the arguments can be explained
+│   └── OpaqueGraphError      compiled, scripted or reentrant code hides the operations
+├── TargetError           a target or seed that does not fit the output
+│   └── ZeroOutputError       relevance seeded where the output is zero
+├── PresetError           an unknown preset, rule or override
+├── UnknownOpError        operations without a row
+├── LostActivationError   a value that a rule needs and nobody kept
+├── UnsupportedTensorError  complex or sparse tensors where a rule cannot take them
+└── NonFiniteError        relevance that became inf or nan
+TrainingModeWarning (UserWarning)
 """
 
 __all__ = [

@@ -67,6 +67,12 @@ class Graph:
         """Does relevance of this tensor reach an input?"""
         return ref is not None and (self.runs[ref[0]] or ref in self.inputs)
 
+    def operand(self, node: int, position: int) -> Ref:
+        """The tensor that stands there; for positions that are known not to hold a constant."""
+        ref = self.edges[node][position]
+        assert ref is not None
+        return ref
+
     @cached_property
     def consumers(self) -> dict[Ref, list[tuple[int, int]]]:
         """For each tensor: the nodes that use it, with the operand's position."""

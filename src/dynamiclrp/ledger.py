@@ -15,9 +15,10 @@ from torch import Tensor
 
 from .graph import Graph
 from .ops import Kind
-from .plan import Plan, Step
+from .plan import Plan
 from .promise import operand_key, value_key
-from .rules import Nothing, Rule, _LinearRule
+from .rules import LinearRule, Nothing, Rule
+from .step import Step
 
 Hook = Callable[..., None]
 
@@ -82,7 +83,11 @@ class Ledger:
             for number, s in enumerate(grads):
                 if s is None:
                     continue
-                r = s.double() if step.form == "R" else s.double() * values.peek(value_key((step.node, number))).double()
+                r = (
+                    s.double()
+                    if step.form == "R"
+                    else s.double() * values.peek(value_key((step.node, number))).double()
+                )
                 amount, magnitude = amount + float(r.sum()), magnitude + float(r.abs().sum())
             self._arrived[step.node] = amount, magnitude
 
@@ -117,7 +122,7 @@ def _reasons(graph: Graph, step: Step, amount: float, u: Tensor | None, values: 
         return {"rounding": amount} if amount else {}
     if isinstance(step.rule, Nothing):
         return {"blocked": amount}
-    if isinstance(step.rule, _LinearRule):
+    if isinstance(step.rule, LinearRule):
         if not step.has_bias or step.fold is not None or u is None:
             return {"bias" if step.has_bias else "stabiliser": amount}
         output = values.peek(value_key((step.node, 0)))
@@ -153,7 +158,9 @@ class Locator:
             bad = [g for g in grads if g is not None and not bool(torch.isfinite(g).all())]
             if bad and self.found is None:
                 shape = tuple(bad[0].shape)
-                self.found = f"first made by {self.graph.where(step.node)} under {step.rule}, for an operand of shape {shape}"
+                self.found = (
+                    f"first made by {self.graph.where(step.node)} under {step.rule}, for an operand of shape {shape}"
+                )
 
         return arriving, leaving
 

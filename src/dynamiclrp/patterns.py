@@ -12,7 +12,9 @@ from .ops import OPS, Kind
 
 # Along these a value stays a linear function of one tensor, or becomes any function of it.
 _LINEAR_NAMES = frozenset({"Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "Sum", "ToCopy", "Expand"})
-_POINTWISE = frozenset({Kind.ACTIVATION, Kind.FUNCTION, Kind.SCALE, Kind.PRODUCT, Kind.MOVEMENT, Kind.SUM, Kind.STATISTIC})
+_POINTWISE = frozenset(
+    {Kind.ACTIVATION, Kind.FUNCTION, Kind.SCALE, Kind.PRODUCT, Kind.MOVEMENT, Kind.SUM, Kind.STATISTIC}
+)
 _REDUCTIONS = frozenset({"Mean", "Sum", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm"})
 _GATES = frozenset({"Sigmoid", "Hardsigmoid", "Softmax", "SafeSoftmax"})
 _LIMIT = 64  # nodes looked at for one composite; the longest in use has about a dozen
@@ -118,7 +120,9 @@ def first_layers(graph: Graph) -> frozenset[int]:
     above: list[bool] = []  # does a linear map lie at or below this node, towards an input?
     first = []
     for node, edges in enumerate(graph.edges):
-        below = any(ref is not None and graph.is_live(ref) and ref not in graph.inputs and above[ref[0]] for ref in edges)
+        below = any(
+            ref is not None and graph.is_live(ref) and ref not in graph.inputs and above[ref[0]] for ref in edges
+        )
         linear = graph.runs[node] and _kind(graph, node) in (Kind.LINEAR, Kind.CONV)
         if linear and not below and len(live_operands(graph, node)) == 1:
             first.append(node)
@@ -142,6 +146,7 @@ _SIGN_PRESERVING = frozenset({
     "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Expand", "Squeeze", "Unsqueeze", "Clone", "Alias",
     "Slice", "Select", "MaxPool2DWithIndices", "MaxPool3DWithIndices", "Cat", "Mean", "Sum", "ToCopy",
 })  # fmt: skip
+
 
 def folded_batch_norms(graph: Graph) -> dict[int, int]:
     """{linear map: batch norm} where the batch norm (in eval mode) is the only consumer of the map's output."""

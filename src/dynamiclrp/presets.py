@@ -65,6 +65,9 @@ class Preset:
                 raise PresetError(f"override {key!r}: expected a rule such as Gamma(0.25), got {rule!r}")
             name = key.value if isinstance(key, Kind) else key
             if name in _KINDS:
+                served = {FIRST: "linear", FIRST_CONV: "conv"}.get(name, name)
+                if not rule.fits(served):
+                    raise PresetError(f"override {name!r}: {rule} serves only {', '.join(sorted(rule.kinds or ()))}")
                 kinds[name] = rule
             elif name in known:
                 ops[name] = rule
@@ -134,7 +137,9 @@ def _gradient() -> dict[str, Rule]:
     return {kind.value: Gradient() for kind in Kind}
 
 
-def _dynamic(gamma_linear: float = 0.0, gamma_conv: float = 0.0, eps: float = 1e-11, top: float = 1.0) -> dict[str, Rule]:
+def _dynamic(
+    gamma_linear: float = 0.0, gamma_conv: float = 0.0, eps: float = 1e-11, top: float = 1.0
+) -> dict[str, Rule]:
     def linear(gamma: float) -> Rule:
         return Gamma(gamma, eps, "absolute", top) if gamma else Epsilon(eps, "absolute", top)
 
@@ -147,7 +152,6 @@ def _dynamic(gamma_linear: float = 0.0, gamma_conv: float = 0.0, eps: float = 1e
         function=Identity(),
         normalise=Identity(composites=False),
         batchnorm=Identity(),
-        statistic=Identity(),
         attention=Attention(weights=0.0, lost=0.5),
     )
 

@@ -219,7 +219,9 @@ class Sources:
         if (op.forward is None and not recorded) or not all(operand in self.table for operand in operands):
             return
         for number in self.numbers.get(node, (0,)):
-            self.table.setdefault(value_key((node, number)), Replay(node, number, operands, recorded=op.forward is None))
+            self.table.setdefault(
+                value_key((node, number)), Replay(node, number, operands, recorded=op.forward is None)
+            )
 
     def _undo(self, node: int) -> None:
         """Operands that follow from this node's output."""
@@ -293,4 +295,8 @@ def _how(graph: Graph, source: Source) -> str:
 
 def _label(key: Key) -> str:
     kind, node, number = key
-    return f"constant operand {number}" if kind == "constant" else f"output of node {node}" + (f".{number}" if number else "")
+    return (
+        f"constant operand {number}"
+        if kind == "constant"
+        else f"output of node {node}" + (f".{number}" if number else "")
+    )

@@ -36,7 +36,9 @@ class Call:
         """Call it again on these operands (in the order of the node's edges; constants are known)."""
         for tensor, version in self.versions:
             if tensor._version != version:
-                raise LostActivationError(f"a constant of {self.function} was overwritten after the forward pass used it")
+                raise LostActivationError(
+                    f"a constant of {self.function} was overwritten after the forward pass used it"
+                )
         tensors = iter(operands)
         arguments = [self._fill(argument, tensors) for argument in self.arguments]
         if self.function._schema.is_mutable:
@@ -60,7 +62,9 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.calls: dict[int, Call] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if torch.is_grad_enabled() or any(isinstance(a, Tensor) and a.requires_grad for a in _flat(args)):

@@ -21,10 +21,10 @@ from .graph import Graph
 from .ops import Op
 from .ops.normalise import batch_norm_affine
 from .ops.table import unbroadcast
-from .plan import FOLD_BIAS, Plan, Step
+from .plan import Plan
 from .promise import Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
-from .rules import OUT, Grads, reduce_to, sign, stabilise
-
+from .rules.base import OUT, Grads, reduce_to, sign, stabilise
+from .step import FOLD_BIAS, Step
 
 try:
     from torch.utils.checkpoint import GraphExecGroup
@@ -89,7 +89,7 @@ class Values:
     def _build(self, source: Source) -> Any:
         operands = [self.ready[operand] for operand in source.operands]
         match source:
-            case Replay(node, number, keys, recorded):
+            case Replay(node, number, _, recorded):
                 op = self.graph.op(node)
                 if recorded:
                     made = self.graph.calls[node].replay(operands)
@@ -103,10 +103,10 @@ class Values:
                 value = total - (other if factors[1 - position] == 1 else factors[1 - position] * other)
                 if factors[position] != 1:
                     value = value / factors[position]
-                ref = self.graph.edges[node][position]
+                ref = self.graph.operand(node, position)
                 value = unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
             case Undo(node):
-                op, saved, ref = self.graph.op(node), Saved(self.graph.handles[node]), self.graph.edges[node][0]
+                op, saved, ref = self.graph.op(node), Saved(self.graph.handles[node]), self.graph.operand(node, 0)
                 shape = output_shape(self.graph.handles[ref[0]], ref[1])
                 value = op.join(saved, operands) if op.join else op.undo(saved, operands[0], shape)
             case _:
@@ -186,7 +186,7 @@ class Here:
         """What the map adds, one number per output channel (or a tensor of the output's shape)."""
         linear = self.op.linear
         assert linear is not None
-        own = self.operand(linear.bias) if linear.bias in self.step.places else None
+        own = self.operand(self.step.bias) if linear.bias in self.step.places else None
         if own is not None and linear.factor(self.saved) != 1:
             own = own * linear.factor(self.saved)
         if self._affine is None:
@@ -270,11 +270,7 @@ def run(
         for handle in handles:
             handle.remove()
     return tuple(
-        torch.zeros_like(x)
-        if g is None
-        else g.to(x.dtype)
-        if form == "R"
-        else (x.detach() * g)
+        torch.zeros_like(x) if g is None else g.to(x.dtype) if form == "R" else (x.detach() * g)
         for g, x, form in zip(found, inputs, plan.input_forms)
     )
 
@@ -337,9 +333,7 @@ def _after(here: Here) -> Callable[[tuple[Tensor | None, ...], tuple[Tensor | No
             g = made[position]
             if g is not None:
                 made[position] = g * here.operand(position)
-        return tuple(
-            None if g is None or native is None else g.to(native.dtype) for g, native in zip(made, grads)
-        )
+        return tuple(None if g is None or native is None else g.to(native.dtype) for g, native in zip(made, grads))
 
     return after
 
@@ -349,7 +343,9 @@ def check_tensors(graph: Graph, outputs: Sequence[Tensor], inputs: Sequence[Tens
     for role, tensors in (("output", outputs), ("input", inputs)):
         for number, tensor in enumerate(tensors):
             if tensor.layout != torch.strided:
-                raise UnsupportedTensorError(f"{role} {number} is sparse ({tensor.layout}): expected a dense tensor; call .to_dense()")
+                raise UnsupportedTensorError(
+                    f"{role} {number} is sparse ({tensor.layout}): expected a dense tensor; call .to_dense()"
+                )
             if tensor.is_complex():
                 raise UnsupportedTensorError(
                     f"{role} {number} is complex ({tensor.dtype}): relevance is real; take torch.view_as_real or the magnitude"

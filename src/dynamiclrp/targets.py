@@ -79,7 +79,9 @@ def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor]) -> Tensor
     (gradient,) = torch.autograd.grad(chosen.sum(), probe)
     seed = gradient * output.detach()
     if not seed.any():
-        raise ZeroOutputError("the target callable chose only scores that are exactly zero: there is nothing to hand back")
+        raise ZeroOutputError(
+            "the target callable chose only scores that are exactly zero: there is nothing to hand back"
+        )
     return seed
 
 
@@ -96,16 +98,24 @@ def _indices(values: Tensor, target: Any) -> list[tuple[Any, ...]]:
     if isinstance(target, Tensor):
         target = target.tolist()
     if isinstance(target, bool) or not isinstance(target, (int, list, tuple)):
-        raise TargetError(f"target {target!r}: expected an int, one int per row, a tuple of indices, a callable or a seed tensor")
+        raise TargetError(
+            f"target {target!r}: expected an int, one int per row, a tuple of indices, a callable or a seed tensor"
+        )
     if isinstance(target, tuple):  # an index into one row's output
-        index = tuple(_check(i, n, target, values) for i, n in zip(target, values.shape[1:] if values.dim() > 1 else values.shape))
+        index = tuple(
+            _check(i, n, target, values) for i, n in zip(target, values.shape[1:] if values.dim() > 1 else values.shape)
+        )
         wanted = values.dim() - 1 if values.dim() > 1 else 1
         if len(index) != wanted or len(target) != wanted:
-            raise TargetError(f"target {target!r} has {len(target)} indices: expected {wanted} for rows of shape {tuple(values.shape[1:])}")
+            raise TargetError(
+                f"target {target!r} has {len(target)} indices: expected {wanted} for rows of shape {tuple(values.shape[1:])}"
+            )
         return [index if row is None else (row, *index) for row in rows]
     chosen = [target] * len(rows) if isinstance(target, int) else list(target)
     if len(chosen) != len(rows):
-        raise TargetError(f"{len(chosen)} targets for {len(rows)} rows of the output {tuple(values.shape)}: expected one per row")
+        raise TargetError(
+            f"{len(chosen)} targets for {len(rows)} rows of the output {tuple(values.shape)}: expected one per row"
+        )
     return [(*_row(values, row), _check(c, size, target, values)) for row, c in zip(rows, chosen)]
 
 
@@ -124,5 +134,7 @@ def _check(index: Any, size: int, target: Any, values: Tensor) -> int:
     if isinstance(index, bool) or not isinstance(index, int):
         raise TargetError(f"target {target!r} holds {index!r}: expected integers")
     if not -size <= index < size:
-        raise TargetError(f"target {target!r} is out of range: the output of shape {tuple(values.shape)} has {size} there")
+        raise TargetError(
+            f"target {target!r} is out of range: the output of shape {tuple(values.shape)} has {size} there"
+        )
     return index % size

@@ -1,6 +1,7 @@
 """Elementwise functions. Those with f(0) = 0 are activations; for the others f(x)/x has no limit at 0."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ A = Kind.ACTIVATION
 KEEPS_INPUT = {0: ("self", None)}
 
 
-def _gelu_ratio(n) -> Tensor:
+def _gelu_ratio(n: Any) -> Tensor:
     x = n.self
     if n.approximate == "tanh":
         return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))

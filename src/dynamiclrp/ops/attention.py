@@ -1,12 +1,14 @@
 """Fused attention: the same operands in every backend."""
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional as F
 
 from .table import Kind, row
 
 
-def _attend(n, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+def _attend(n: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, n.is_causal, scale=n.scale)
 
 

@@ -1,24 +1,26 @@
 """Matrix products and convolutions, each with the product and its two transposed products."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .table import Kind, LinearMap, row
 
 
-def _matmul_transposed(n, which: int, u: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _matmul_transposed(n: Any, which: int, u: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return u @ b.mT if which == 0 else a.mT @ u
 
 
-def _scale_columns(n, w: Tensor, scale: Tensor) -> Tensor:
+def _scale_columns(n: Any, w: Tensor, scale: Tensor) -> Tensor:
     return w * scale
 
 
-def _matmul(n, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+def _matmul(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a @ b if bias is None else a @ b + bias
 
 
-def _addmm(n, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+def _addmm(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     product = a @ b if n.alpha == 1 else n.alpha * (a @ b)
     return product if bias is None else product + bias
 
@@ -47,13 +49,13 @@ row("DotBackward0", Kind.LINEAR, saved={0: ("self", 1), 1: ("tensor", 0)}, forwa
     linear=LinearMap((0, 1), _matmul, lambda n, which, u, a, b: u * (b if which == 0 else a)))  # fmt: skip
 
 
-def _convolve(n, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def _convolve(n: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.aten.convolution(
         x, w, bias, n.stride, n.padding, n.dilation, n.transposed, n.output_padding, n.groups
     )
 
 
-def _convolve_transposed(n, which: int, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
+def _convolve_transposed(n: Any, which: int, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
     mask = [which == 0, which == 1, False]
     grads = torch.ops.aten.convolution_backward(
         u, x, w, None, n.stride, n.padding, n.dilation, n.transposed, n.output_padding, n.groups, mask
@@ -61,7 +63,7 @@ def _convolve_transposed(n, which: int, u: Tensor, x: Tensor, w: Tensor) -> Tens
     return grads[which]
 
 
-def _scale_filters(n, w: Tensor, scale: Tensor) -> Tensor:
+def _scale_filters(n: Any, w: Tensor, scale: Tensor) -> Tensor:
     return w * scale.reshape(-1, *[1] * (w.dim() - 1))
 
 

@@ -1,5 +1,7 @@
 """Operations that move, copy or pick values: their own backward hands relevance (and coefficients) down unchanged."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,30 +11,30 @@ from .table import Kind, row, unbroadcast
 M = Kind.MOVEMENT
 
 
-def _index(n, x: Tensor) -> Tensor:
+def _index(n: Any, x: Tensor) -> Tensor:
     # None stands for a full slice
     return torch.ops.aten.index.Tensor(x, list(n.indices))
 
 
-def _slice(n, x: Tensor) -> Tensor:
+def _slice(n: Any, x: Tensor) -> Tensor:
     return torch.ops.aten.slice.Tensor(x, n.dim, n.start, min(n.end, x.shape[n.dim]) if n.end > 0 else n.end, n.step)
 
 
-def _split(n, x: Tensor):
+def _split(n: Any, x: Tensor) -> tuple[Tensor, ...]:
     return torch.split(x, n.split_size if isinstance(n.split_size, int) else list(n.split_size), n.dim)
 
 
-def _chosen(n, x: Tensor) -> Tensor:
+def _chosen(n: Any, x: Tensor) -> Tensor:
     index = n.indices if n.keepdim else n.indices.unsqueeze(n.dim)
     chosen = x.gather(n.dim, index)
     return chosen if n.keepdim else chosen.squeeze(n.dim)
 
 
-def _reshaped(n, y: Tensor, shape: torch.Size) -> Tensor:
+def _reshaped(n: Any, y: Tensor, shape: torch.Size) -> Tensor:
     return y.reshape(shape)
 
 
-def _unpermuted(n, y: Tensor, shape: torch.Size) -> Tensor:
+def _unpermuted(n: Any, y: Tensor, shape: torch.Size) -> Tensor:
     rank = len(shape)
     return y.permute(sorted(range(rank), key=lambda i: n.dims[i] % rank))
 

@@ -1,5 +1,7 @@
 """Normalisations. `fixed` is their backward with the scale statistic held constant (AttnLRP, eq. 10 and prop. 3.4)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -7,7 +9,7 @@ from torch.nn import functional as F
 from .table import Kind, row
 
 
-def _layer_norm_fixed(n, s: Tensor) -> Tensor:
+def _layer_norm_fixed(n: Any, s: Tensor) -> Tensor:
     x, weight, mean, rstd = n.input, n.weight, n.result1, n.result2
     if s.dtype in (torch.float32, torch.float64) and mean.dtype == x.dtype:
         # LayerNorm's own backward for an input equal to its mean: the term of the standard deviation vanishes.
@@ -21,14 +23,14 @@ def _layer_norm_fixed(n, s: Tensor) -> Tensor:
     return (g - g.mean(dims, keepdim=True)).to(s.dtype)
 
 
-def _layer_norm(n, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def _layer_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     # autograd keeps the statistics, not the eps they were made with
     y = (x - n.result1) * n.result2
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias).to(n.dtype)
 
 
-def _group_norm_fixed(n, s: Tensor) -> Tensor:
+def _group_norm_fixed(n: Any, s: Tensor) -> Tensor:
     weight = n.weight
     g = s if weight is None else s * weight.reshape(-1, *[1] * (s.dim() - 2))
     g = g.reshape(n.N, n.group, -1)
@@ -36,12 +38,12 @@ def _group_norm_fixed(n, s: Tensor) -> Tensor:
     return g.reshape(s.shape).to(s.dtype)
 
 
-def _rms_norm_fixed(n, s: Tensor) -> Tensor:
+def _rms_norm_fixed(n: Any, s: Tensor) -> Tensor:
     g = s if n.weight is None else s * n.weight
     return (g * n.result1).to(s.dtype)
 
 
-def _batch_norm_fixed(n, s: Tensor) -> Tensor:
+def _batch_norm_fixed(n: Any, s: Tensor) -> Tensor:
     """Batch statistics (training mode, and instance norm, which is made of it)."""
     shape = (1, -1, *[1] * (s.dim() - 2))
     g = s * n.result2.reshape(shape)
@@ -51,13 +53,13 @@ def _batch_norm_fixed(n, s: Tensor) -> Tensor:
     return (g - g.mean(dims, keepdim=True)).to(s.dtype)
 
 
-def batch_norm_affine(n) -> tuple[Tensor, Tensor]:
+def batch_norm_affine(n: Any) -> tuple[Tensor, Tensor]:
     """Scale, and mean that is subtracted before it, of a batch norm in eval mode, one number a channel."""
     scale = torch.rsqrt(n.running_var + n.eps)
     return (scale if n.weight is None else scale * n.weight), n.running_mean
 
 
-def _batch_norm(n, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def _batch_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     return F.batch_norm(x, n.running_mean, n.running_var, weight, bias, n.training, 0.0, n.eps)
 
 

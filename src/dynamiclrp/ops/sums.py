@@ -1,5 +1,7 @@
 """Sums, means and averages over windows."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,7 +11,7 @@ from .table import Kind, row
 S = Kind.SUM
 
 
-def _reduced(n, x: Tensor, reduce) -> Tensor:
+def _reduced(n: Any, x: Tensor, reduce: Any) -> Tensor:
     return reduce(x, n.dim or None, n.keepdim, dtype=n.dtype)
 
 
@@ -31,15 +33,13 @@ row("UpsampleBilinear2DAaBackward0 UpsampleBicubic2DAaBackward0", S)
 P = Kind.POOL
 
 
-def _avg_pool2d(n, x: Tensor) -> Tensor:
-    return F.avg_pool2d(
-        x, n.kernel_size, n.stride, n.padding, n.ceil_mode, n.count_include_pad, n.divisor_override
-    )
+def _avg_pool2d(n: Any, x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, n.kernel_size, n.stride, n.padding, n.ceil_mode, n.count_include_pad, n.divisor_override)
 
 
 row("AvgPool2DBackward0", P, saved={0: ("self", None)}, forward=_avg_pool2d)
 row("AvgPool3DBackward0", P, saved={0: ("self", None)})
 row("AdaptiveAvgPool2DBackward0", P, saved={0: ("self", None)},
-    forward=lambda n, x: F.adaptive_avg_pool2d(x, list(n.shape[-2:])))  # fmt: skip
+    forward=lambda n, x: F.adaptive_avg_pool2d(x, tuple(n.shape[-2:])))  # fmt: skip
 row("AdaptiveAvgPool3DBackward0", P, saved={0: ("self", None)},
-    forward=lambda n, x: F.adaptive_avg_pool3d(x, list(n.shape[-3:])))  # fmt: skip
+    forward=lambda n, x: F.adaptive_avg_pool3d(x, tuple(n.shape[-3:])))  # fmt: skip

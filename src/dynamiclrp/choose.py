@@ -1,0 +1,184 @@
+"""Graph + preset → a rule for every live node, and for every tensor whether it carries s or R.
+
+It knows kinds, patterns and presets, never values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import patterns
+from .errors import PresetError
+from .graph import Graph
+from .ops import OPS, Kind, Op
+from .presets import Preset
+from .rules import Gradient, Identity, LinearRule, PassScale, Relay, Rule, ScaleFixed, SignalTakesAll, Uniform
+from .step import Step
+
+
+def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
+    first = patterns.first_layers(graph)
+    foldable = patterns.folded_batch_norms(graph)
+    nonnegative = patterns.nonnegative(graph)
+    attributes = dict(graph.attributes)
+    _refuse_unmatched_modules(graph, preset)
+    steps: dict[int, Step] = {}
+    relays: dict[int, int] = {}
+    for node in range(len(graph)):
+        if not graph.runs[node]:
+            continue
+        op = OPS[graph.types[node].__name__]
+        name = graph.name(node)
+        live = patterns.live_operands(graph, node)
+        edges = graph.edges[node]
+        kind, signal = op.kind, None
+        rule: Rule | None = None
+        if op.linear is not None and len([i for i in live if i in op.linear.factors]) != 1:
+            kind = Kind.PRODUCT if any(i in op.linear.factors for i in live) else Kind.SUM
+        elif kind is Kind.PRODUCT:
+            kind, signal, rule = _product(graph, node, live, preset)
+        if kind is Kind.BATCHNORM and attributes[node][0]:
+            kind = Kind.NORMALISE  # batch statistics
+        rule = rule or _rule(graph, node, kind, preset, node in first)
+        if isinstance(rule, SignalTakesAll) and signal is None:
+            signal = patterns.signal(graph, node)
+            rule = rule if signal is not None else Uniform()
+        absent = op.absent(attributes.get(node, ()))
+        has_bias = op.linear is not None and op.linear.bias is not None and op.linear.bias not in absent
+        fold = foldable.get(node) if isinstance(rule, LinearRule) and rule.folds else None
+        if fold is not None:
+            relays[fold] = node
+        steps[node] = Step(
+            node=node,
+            name=name,
+            op=op,
+            kind=kind,
+            rule=rule,
+            live=live,
+            sharers=tuple(i for i, ref in enumerate(edges) if ref is not None),
+            homogeneous=_is_homogeneous(graph, node, kind, op, live, absent),
+            signal=signal,
+            fold=fold,
+            has_bias=has_bias or fold is not None,
+            nonnegative=op.linear is not None and any(edges[i] in nonnegative for i in live if i in op.linear.factors),
+        )
+    for batch_norm in relays:
+        steps[batch_norm] = replace(steps[batch_norm], rule=Relay())
+    return steps
+
+
+def _product(graph: Graph, node: int, live: tuple[int, ...], preset: Preset) -> tuple[Kind, int | None, Rule | None]:
+    """An elementwise product: a scaling, one written-out function, or two live factors."""
+    factors = (1, 2) if graph.name(node) == "Addcmul" else (0, 1)
+    if sum(i in factors for i in live) < 2:
+        return (Kind.SUM if 0 in live and 0 not in factors else Kind.SCALE), None, None
+    found = patterns.composite(graph, node)
+    if found is not None:
+        signal, kind = found
+        rule = _rule(graph, node, kind, preset, False)
+        if isinstance(rule, (Identity, ScaleFixed)) and rule.composites:
+            return kind, signal, SignalTakesAll()
+        if isinstance(rule, Gradient):  # the preset treats this kind natively, so both factors keep their gradient
+            return kind, None, rule
+    return Kind.PRODUCT, None, None
+
+
+def _rule(graph: Graph, node: int, kind: Kind, preset: Preset, first: bool) -> Rule:
+    """The preset's rule; a module's rule serves the operations it fits and leaves the module's others alone."""
+    module = graph.modules[node] if graph.modules else None
+    rule = preset.rule(kind, graph.name(node), module, first)
+    if not rule.fits(kind) and module is not None:
+        rule = preset.rule(kind, graph.name(node), None, first)
+    if not rule.fits(kind):
+        served = ", ".join(sorted(rule.kinds or ()))
+        raise PresetError(f"{graph.where(node)} is of kind {kind}, and {rule} serves only {served}")
+    return rule
+
+
+def _is_homogeneous(
+    graph: Graph, node: int, kind: Kind, op: Op, live: tuple[int, ...], absent: tuple[int, ...]
+) -> bool:
+    edges = graph.edges[node]
+    if kind in (Kind.LINEAR, Kind.CONV):
+        assert op.linear is not None
+        return op.linear.bias is None or op.linear.bias in absent or op.linear.bias in live
+    if kind is Kind.SCALE:
+        return True
+    if kind in (Kind.MOVEMENT, Kind.SUM, Kind.POOL):
+        return len(live) == len(edges) and graph.name(node) not in _WITH_CONSTANTS
+    return False
+
+
+# These add or fill in constants that leave no edge.
+_WITH_CONSTANTS = frozenset({"MaskedFill", "ConstantPadNd", "Rsub", "CopySlices", "IndexPut", "Scatter"})
+
+
+def _refuse_unmatched_modules(graph: Graph, preset: Preset) -> None:
+    if not preset.modules:
+        return
+    if graph.modules is None:
+        raise PresetError(
+            f"{preset!r} names modules ({', '.join(p for p, _ in preset.modules)}), which only explain() and Explainer can "
+            "see; relevance() sees operations."
+        )
+    for pattern, _ in preset.modules:
+        probe = Preset("probe", (), (), ((pattern, Gradient()),))
+        if not any(_matches(probe, module) for module in set(graph.modules)):
+            seen = ", ".join(sorted(m for m in set(graph.modules) if m)[:8])
+            raise PresetError(
+                f"override {pattern!r} is no kind, no op and matches no module that ran. Kinds: "
+                f"{', '.join(map(str, Kind))}, first. Modules: {seen}, …"
+            )
+
+
+def _matches(probe: Preset, module: str) -> bool:
+    try:
+        probe.rule(Kind.LEAF, "", module, False)
+    except KeyError:
+        return False
+    return True
+
+
+def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tuple[str, ...], tuple[str, ...]]:
+    """Walk from the outputs down and decide for every tensor whether it carries s or R.
+
+    A node's outputs carry R when any consumer delivers R to it; consumers that deliver s then multiply by the value.
+    """
+    delivers: dict[int, str] = {}  # by node: what it hands down
+    form: dict[int, str] = {}
+    done: dict[int, Step] = {}
+
+    consumers: dict[int, list[int]] = {}
+    for ref, users in graph.consumers.items():
+        live = [user for user, position in users if user in steps and position in steps[user].live]
+        consumers.setdefault(ref[0], []).extend(live)
+    captured = {ref[0] for ref in graph.inputs}
+    for node in reversed(range(len(graph))):
+        if node not in steps and node not in captured:
+            continue
+        form[node] = "R" if any(delivers[user] == "R" for user in consumers.get(node, ())) else "s"
+        step = steps.get(node)
+        if step is None:
+            continue
+        rule = step.rule
+        if form[node] == "R" and step.kind is Kind.SCALE and isinstance(rule, Gradient):
+            rule = PassScale()
+        convert = False
+        if form[node] == "R" and rule.passes_relevance(step):
+            delivers[node] = "R"
+        elif form[node] == "R" and not rule.takes_relevance(step):
+            convert = True
+            delivers[node] = "R" if rule.delivers_relevance else "s"
+        else:
+            delivers[node] = "R" if rule.delivers_relevance else "s"
+        done[node] = replace(step, rule=rule, form=form[node], convert=convert)
+    for node, step in done.items():
+        if delivers[node] == "s":
+            refs = graph.edges[node]
+            multiply = tuple(i for i in step.live if form.get(refs[i][0], "s") == "R")  # type: ignore[index]
+            if multiply:
+                done[node] = replace(step, multiply=multiply)
+    ordered = [done[node] for node in sorted(done, reverse=True)]
+    outputs = tuple(form.get(ref[0], "s") for ref in graph.outputs)
+    inputs = tuple(form[ref[0]] for ref in graph.inputs)
+    return ordered, outputs, inputs

@@ -1,0 +1,33 @@
+"""The rules, as small value objects; each docstring gives the formula and where it is from."""
+
+from .base import OUT, Gradient, Grads, Move, Nothing, Rule
+from .linear import AlphaBeta, Box, Epsilon, Flat, Gamma, LinearRule, WSquare, ZPlus
+from .passing import Attention, Identity, PassScale, Relay, ScaleFixed
+from .shares import AbsoluteShare, ProductShare, SignalTakesAll, Uniform, UniformPool
+
+__all__ = [
+    "OUT",
+    "AbsoluteShare",
+    "AlphaBeta",
+    "Attention",
+    "Box",
+    "Epsilon",
+    "Flat",
+    "Gamma",
+    "Gradient",
+    "Grads",
+    "Identity",
+    "LinearRule",
+    "Move",
+    "Nothing",
+    "PassScale",
+    "ProductShare",
+    "Relay",
+    "Rule",
+    "ScaleFixed",
+    "SignalTakesAll",
+    "Uniform",
+    "UniformPool",
+    "WSquare",
+    "ZPlus",
+]

@@ -1,0 +1,277 @@
+"""Rules for linear maps z = x·W + b: matrix products and convolutions with one live operand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .base import OUT, Grads, Rule, sign, stabilise, usable
+
+if TYPE_CHECKING:
+    from ..run import Here
+    from ..step import Step
+
+
+@dataclass(frozen=True)
+class LinearRule(Rule):
+    """z = x·W + b. `top` keeps only that share of the largest relevances of each row (the paper's relevance filter).
+
+    `bias` says what the bias takes: its proportional share (inside the denominator), or |b| / (|x·W| + |b|) beforehand.
+    """
+
+    eps: float = 1e-6
+    bias: str = "proportional"
+    top: float = 1.0
+
+    needs_parameters = True
+    kinds = frozenset({"linear", "conv"})
+
+    def __post_init__(self) -> None:
+        if not 0 < self.top <= 1:
+            raise ValueError(f"{type(self).__name__}(top={self.top}): expected a share, 0 < top <= 1")
+        if self.bias not in ("proportional", "absolute"):
+            raise ValueError(f"{type(self).__name__}(bias={self.bias!r}): expected 'proportional' or 'absolute'")
+
+    def needs(self, step: Step) -> Iterable[int]:
+        yield OUT
+        if self.bias == "absolute" and step.has_bias:
+            yield step.bias
+
+    @property
+    def folds(self) -> bool:
+        """Does a batch norm behind the map count as part of it?"""
+        return self.bias == "proportional"
+
+    def takes_relevance(self, step: Step) -> bool:
+        return True
+
+    def relevance(self, here: Here, s: Tensor) -> tuple[Tensor, Tensor]:
+        """(relevance to hand down, z) with the filter applied and, where so asked, the bias' share set aside."""
+        z = here.output
+        r = here.relevance(s, z)
+        if self.top < 1:
+            r = _keep_top(r, self.top)
+        if self.bias == "absolute" and here.step.has_bias:
+            bias = here.bias
+            z = z - bias
+            share = r / (z.abs() + bias.abs() + usable(self.eps, z))
+            here.bias_coefficient = share * sign(bias)
+            r = share * z.abs()
+        return r, z
+
+    def give_bias(self, here: Here, grads: Grads) -> Grads:
+        """Where relevance of the bias itself was asked for, hand it its part."""
+        position = here.step.bias
+        if position in here.step.live and here.bias_coefficient is not None and grads[position] is not None:
+            grads[position] = here.reduce_to_bias(here.bias_coefficient)
+        return grads
+
+
+def _keep_top(r: Tensor, share: float) -> Tensor:
+    rows = r.reshape(len(r), -1) if r.dim() > 1 else r.reshape(1, -1)
+    top = rows.topk(max(1, int(share * rows.shape[1])), dim=1)
+    return torch.zeros_like(rows).scatter_(1, top.indices, top.values).reshape(r.shape)
+
+
+@dataclass(frozen=True)
+class Epsilon(LinearRule):
+    """R_x = x · Wᵀ(R_z / stab(z)) (Bach et al. 2015, eq. 58). On sums and averages: Zennit's Norm."""
+
+    kinds = frozenset({"linear", "conv", "sum", "pool"})
+
+    def edits(self, step: Step) -> tuple[bool, bool]:
+        return True, self.bias == "absolute" and step.has_bias and step.bias in step.live
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        r, z = self.relevance(here, s)
+        return here.unfold(r / stabilise(z, self.eps))
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return self.give_bias(here, grads)
+
+
+@dataclass(frozen=True)
+class _SignedRule(LinearRule):
+    """Rules that treat positive and negative contributions apart, by `x⁺w⁺ + x⁻w⁻ = (x·W + |x|·|W|) / 2`.
+
+    With `q = |x|·|W| + |b|` the positive part of z, bias included, is (z + q)/2 and the negative part (z - q)/2: one
+    extra product forward and one back serve all of them.
+    """
+
+    def needs(self, step: Step) -> Iterable[int]:
+        yield OUT
+        yield from step.factors
+        if step.has_bias:
+            yield step.bias
+
+    def magnitude(self, here: Here) -> Tensor:
+        return here.magnitude(bias=here.step.has_bias and self.bias == "proportional")
+
+    def deliver(self, here: Here, grads: Grads, native: float, extra: float) -> Grads:
+        """`native · Wᵀu + extra · sgn(x)·|W|ᵀv`, with v from the stash."""
+        more = here.absolute_transposed(here.stash)
+        return self.give_bias(here, here.on_live(grads, lambda g: g.mul(native).add_(more, alpha=extra)))
+
+
+@dataclass(frozen=True)
+class Gamma(_SignedRule):
+    """Contributions of z's own sign count 1 + gamma times (the generalised gamma rule; Andéol et al. 2021)."""
+
+    gamma: float = 0.25
+
+    def __init__(self, gamma: float = 0.25, eps: float = 1e-6, bias: str = "proportional", top: float = 1.0) -> None:
+        _set(self, gamma=gamma, eps=eps, bias=bias, top=top)
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        r, z = self.relevance(here, s)
+        # d has the sign of z, and |d| = (1 + γ/2)|z| + γ/2 q
+        d = (z if here.step.rectified else z.abs()).mul(1 + self.gamma / 2)
+        v = r / d.add_(self.magnitude(here), alpha=self.gamma / 2).add_(usable(self.eps, d))
+        v = v if here.step.rectified else torch.where(z == 0, 0, v)
+        u = v if here.step.rectified else v * z.sign()
+        if here.wants_bias and self.bias == "proportional":
+            here.bias_coefficient = torch.where((z > 0) == (here.bias > 0), u * (1 + self.gamma), u)
+        here.stash = v
+        return here.unfold(u)
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return self.deliver(here, grads, 1 + self.gamma / 2, self.gamma / 2)
+
+
+@dataclass(frozen=True)
+class ZPlus(_SignedRule):
+    """Only positive contributions count (z⁺; Montavon et al. 2017), for inputs of any sign."""
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        r, z = self.relevance(here, s)
+        # rounding may take a sum of nothing positive below 0
+        d = self.magnitude(here).add_(z).clamp_(min=0).div_(2)
+        u = r / d.add_(usable(self.eps, d))
+        if here.wants_bias and self.bias == "proportional":
+            here.bias_coefficient = torch.where(here.bias > 0, u, 0)
+        here.stash = u
+        return here.unfold(u)
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return self.deliver(here, grads, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class AlphaBeta(_SignedRule):
+    """alpha times the positive contributions minus beta times the negative ones (Bach et al. 2015, eq. 60)."""
+
+    alpha: float = 2.0
+    beta: float = 1.0
+
+    def __init__(
+        self, alpha: float = 2.0, beta: float = 1.0, eps: float = 1e-6, bias: str = "proportional", top: float = 1.0
+    ) -> None:
+        if alpha < 0 or beta < 0 or alpha - beta != 1:
+            raise ValueError(f"AlphaBeta(alpha={alpha}, beta={beta}): expected alpha - beta = 1, neither negative")
+        _set(self, alpha=alpha, beta=beta, eps=eps, bias=bias, top=top)
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        r, z = self.relevance(here, s)
+        q, eps = self.magnitude(here), usable(self.eps, z)
+        positive = self.alpha * r / ((q + z).clamp_(min=0).div_(2).add_(eps))
+        negative = self.beta * r / stabilise((z - q).clamp_(max=0).div_(2), eps)
+        if here.wants_bias and self.bias == "proportional":
+            here.bias_coefficient = torch.where(here.bias > 0, positive, -negative)
+        here.stash = positive + negative
+        return here.unfold(positive - negative)
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return self.deliver(here, grads, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class _FirstLayerRule(LinearRule):
+    """Rules for the first linear map: they hand relevance to zeros, so they deliver R."""
+
+    delivers_relevance = True
+
+    def needs(self, step: Step) -> Iterable[int]:
+        yield OUT
+        yield from step.factors
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        relevance = self.distribute(here, here.stash)
+        return here.on_live(grads, lambda g: relevance)
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        here.stash, _ = self.relevance(here, s)
+        return s
+
+    def distribute(self, here: Here, r: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Flat(_FirstLayerRule):
+    """Every input of a unit takes the same (Lapuschkin et al. 2019)."""
+
+    def distribute(self, here: Here, r: Tensor) -> Tensor:
+        x, w = (torch.ones_like(factor) for factor in here.factors)
+        return here.transposed(r / stabilise(here.product(x, w), self.eps), x, w)
+
+
+@dataclass(frozen=True)
+class WSquare(_FirstLayerRule):
+    """Inputs take in proportion to the square of their weight (Montavon et al. 2017)."""
+
+    def needs(self, step: Step) -> Iterable[int]:
+        yield from super().needs(step)
+        if step.has_bias:
+            yield step.bias
+
+    def distribute(self, here: Here, r: Tensor) -> Tensor:
+        x, w = here.factors
+        x, w = (torch.ones_like(x), w**2) if here.live_factor == 0 else (x**2, torch.ones_like(w))
+        d = here.product(x, w)
+        if here.step.has_bias:
+            d = d + here.bias**2
+        return here.transposed(r / stabilise(d, self.eps), x, w)
+
+
+@dataclass(frozen=True)
+class Box(_FirstLayerRule):
+    """Inputs lie between low and high (z^B; Montavon et al. 2017). Numbers or nested tuples that broadcast to the input."""
+
+    low: Any = -1.0
+    high: Any = 1.0
+
+    def __init__(self, low: Any, high: Any, eps: float = 1e-6, bias: str = "proportional", top: float = 1.0) -> None:
+        low, high = (_freeze(v.tolist() if isinstance(v, Tensor) else v) for v in (low, high))
+        _set(self, low=low, high=high, eps=eps, bias=bias, top=top)
+
+    def distribute(self, here: Here, r: Tensor) -> Tensor:
+        factors = list(here.factors)
+        i = here.live_factor
+        x, w = factors[i], factors[1 - i]
+        low, high = (
+            torch.as_tensor(bound, dtype=x.dtype, device=x.device).expand_as(x) for bound in (self.low, self.high)
+        )
+        terms = ((x, w, 1), (low, w.clamp(min=0), -1), (high, w.clamp(max=0), -1))
+
+        def ordered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            return (a, b) if i == 0 else (b, a)
+
+        d = reduce(torch.add, [sgn * here.product(*ordered(a, b)) for a, b, sgn in terms])
+        u = r / stabilise(d, self.eps)
+        return reduce(torch.add, [sgn * a * here.transposed(u, *ordered(a, b)) for a, b, sgn in terms])
+
+
+def _set(rule: LinearRule, **values: Any) -> None:
+    """Initialise a frozen rule whose own parameter comes first."""
+    for name, value in values.items():
+        object.__setattr__(rule, name, value)
+    rule.__post_init__()
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(_freeze(item) for item in value) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,134 @@
+"""Rules for operations that pass relevance on: activations, normalisations, attention, scalings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .base import OUT, Grads, Rule, divide, reduce_to
+
+if TYPE_CHECKING:
+    from ..run import Here
+    from ..step import Step
+
+
+def _given(grad: Tensor | None) -> Tensor:
+    assert grad is not None
+    return grad
+
+
+@dataclass(frozen=True)
+class Identity(Rule):
+    """R_x = R_y: s · f(x)/x, in closed form where there is one, with the limit f'(0) at 0.
+
+    `composites`: does it also hold for activations and normalisations that are written out in primitives?
+    """
+
+    composites: bool = True
+
+    kinds = frozenset({"activation", "function", "normalise", "batchnorm", "softmax", "scale"})
+
+    def edits(self, step: Step) -> tuple[bool, bool]:
+        return False, not (step.op.rectifies and step.form == "s")  # a rectifier's own backward is the identity rule
+
+    def needs(self, step: Step) -> Iterable[int]:
+        if step.form == "R" or step.op.ratio is not None:
+            return ()
+        return (OUT, 0)
+
+    def passes_relevance(self, step: Step) -> bool:
+        return True
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        if here.step.form == "R":
+            return [None if g is None else s for g in grads[:1]] + grads[1:]
+        if here.op.ratio is not None:
+            passed = s * here.op.ratio(here.saved)
+        else:
+            x, y = here.operand(0), here.output
+            passed = divide(s * y, x)
+            if here.step.kind == "activation":
+                passed = torch.where(x == 0, _given(grads[0]), passed)
+        return [None if g is None else passed for g in grads[:1]] + grads[1:]
+
+    def conserves(self, step: Step) -> bool:
+        return step.kind == "activation"
+
+
+@dataclass(frozen=True)
+class ScaleFixed(Rule):
+    """Normalisation with its scale statistic held constant: the mean stays, the standard deviation takes nothing."""
+
+    composites: bool = True
+
+    kinds = frozenset({"normalise"})
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        assert here.op.fixed is not None
+        passed = here.op.fixed(here.saved, s)
+        return [None if g is None else passed for g in grads[:1]] + grads[1:]
+
+
+@dataclass(frozen=True)
+class PassScale(Rule):
+    """A product with a constant, below a rule that delivers R: relevance passes as it is."""
+
+    def passes_relevance(self, step: Step) -> bool:
+        return True
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return here.on_live(grads, lambda g: reduce_to(s, g.shape))
+
+    def conserves(self, step: Step) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Attention(Rule):
+    """Fused attention as the products it is made of: `weights` of A·v to A, split between q and k; the rest to v.
+
+    0.5 is AttnLRP; 0 is CP-LRP (queries and keys take nothing). `lost` is what v does not get (the paper: 0.5).
+    """
+
+    weights: float = 0.5
+    lost: float = 0.0
+
+    kinds = frozenset({"attention"})
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        live = here.step.live
+        pattern = self.weights if 2 in live else 1.0  # A alone takes all of what is left
+        value = 1 - self.lost - (self.weights if any(i != 2 for i in live) else 0.0)
+        both = 0.5 if 0 in live and 1 in live else 1.0
+        factors = (pattern * both, pattern * both, value, pattern)
+        if self.weights == 0 and any(i != 2 for i in live):
+            factors = (0.0, 0.0, value, 0.0)
+        return [
+            None if g is None or factors[i] == 0 else g if factors[i] == 1 else g * factors[i]
+            for i, g in enumerate(grads)
+        ]
+
+
+@dataclass(frozen=True)
+class Relay(Rule):
+    """A batch norm that belongs to the linear map below it: hands down R, which that map's rule takes."""
+
+    delivers_relevance = True
+
+    def needs(self, step: Step) -> Iterable[int]:
+        return (OUT,)
+
+    def takes_relevance(self, step: Step) -> bool:
+        return True
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        # the output is rebuilt here at the latest: the map below needs it too, and by then this node's values are freed
+        r = here.relevance(s, here.output)
+        return [None if g is None else r for g in grads[:1]] + grads[1:]
+
+    def conserves(self, step: Step) -> bool:
+        return True

@@ -1,0 +1,137 @@
+"""Rules that split relevance among operands: sums, averages and products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
+
+if TYPE_CHECKING:
+    from ..run import Here
+    from ..step import Step
+
+
+@dataclass(frozen=True)
+class AbsoluteShare(Rule):
+    """Operands of a sum take |a| / Σ|…| (the paper's add, sub, sum and mean).
+
+    Parameters take their share and keep it, whether or not relevance goes on to an input; literals take none.
+    """
+
+    eps: float = 1e-11
+
+    needs_parameters = True
+    kinds = frozenset({"sum", "pool"})
+
+    def needs(self, step: Step) -> Iterable[int]:
+        return (OUT, *step.sharers)
+
+    def takes_relevance(self, step: Step) -> bool:
+        return True
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        values = {i: here.operand(i) for i in here.step.sharers}
+        if here.op.weights is not None:
+            factors = here.op.weights(here.saved)
+            values = {i: value * factors[i] for i, value in values.items()}
+            total = reduce(torch.add, [value.abs() for value in values.values()])
+        else:  # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
+            total = here.replay(values[0].abs())
+        here.stash = {i: sign(value) for i, value in values.items()}
+        return here.relevance(s, here.output) / (total + usable(self.eps, total))
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return [None if g is None else g * here.stash[i] for i, g in enumerate(grads)]
+
+    def conserves(self, step: Step) -> bool:
+        return step.sharers == step.live
+
+
+@dataclass(frozen=True)
+class ProductShare(Rule):
+    """Factors of an elementwise product take |a| / (|a| + |b|), and a/b is the product of a and 1/b (the paper's mul, div).
+
+    Factors of a matrix product take half each.
+    """
+
+    eps: float = 1e-11
+
+    kinds = frozenset({"product"})
+
+    def needs(self, step: Step) -> Iterable[int]:
+        return step.live_factors if step.elementwise else ()
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        if not here.step.elementwise:
+            return here.on_live(grads, lambda g: g / len(here.step.live_factors))
+        values = {i: here.operand(i) for i in here.step.live_factors}
+        first, second = values.values()
+        quotient = here.step.name == "Div"
+        y = first / second if quotient else first * second
+        magnitude = [first.abs(), second.reciprocal().abs() if quotient else second.abs()]
+        r = s * y / stabilise(magnitude[0] + magnitude[1], self.eps)
+        shares = {i: divide(r * m, v) for (i, v), m in zip(values.items(), magnitude)}
+        return [None if g is None else reduce_to(shares[i], g.shape) if i in shares else g for i, g in enumerate(grads)]
+
+    def conserves(self, step: Step) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Uniform(Rule):
+    """Live factors of a product take equal parts (AttnLRP, eq. 11)."""
+
+    kinds = frozenset({"product"})
+
+    def edits(self, step: Step) -> tuple[bool, bool]:
+        # one multiplication beforehand serves both factors, unless something is added to the product
+        return (step.live == step.live_factors, step.live != step.live_factors)
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        return s / len(here.step.live_factors)
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return here.on_live(grads, lambda g: g / len(here.step.live_factors))
+
+    def conserves(self, step: Step) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class UniformPool(Rule):
+    """Every element of a window takes the same (the paper's average pool): delivers R."""
+
+    delivers_relevance = True
+    kinds = frozenset({"pool"})
+
+    def needs(self, step: Step) -> Iterable[int]:
+        return (OUT,)
+
+    def takes_relevance(self, step: Step) -> bool:
+        return True
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        # the native backward of an average spreads evenly
+        return here.relevance(s, here.output)
+
+    def conserves(self, step: Step) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class SignalTakesAll(Rule):
+    """The signal takes everything; gates, attention weights and statistics take nothing."""
+
+    kinds = frozenset({"product"})
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return [g if i == here.step.signal else None for i, g in enumerate(grads)]
+
+    def conserves(self, step: Step) -> bool:
+        return True

@@ -1,0 +1,67 @@
+"""One live node of a plan: its rule and all that was decided about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .ops import Kind, Op
+from .promise import Key
+from .rules import Rule
+
+# Where a step finds a value: the name of an attribute of its own node, or a promised value.
+Place = str | Key
+FOLD_BIAS = -2  # the shift of a batch norm that is folded into the linear map below it
+
+
+@dataclass(frozen=True)
+class Step:
+    """One live node: its rule and all that was decided about it."""
+
+    node: int
+    name: str
+    op: Op
+    kind: Kind
+    rule: Rule
+    live: tuple[int, ...]  # operands whose relevance reaches an input
+    sharers: tuple[int, ...]  # operands that take a share: live ones and parameters
+    homogeneous: bool  # its own backward hands down all that arrives
+    signal: int | None = None  # the operand that takes all, where others are gates or statistics
+    fold: int | None = None  # the batch norm that counts as part of this linear map
+    has_bias: bool = False
+    nonnegative: bool = False  # the live factor of a linear map cannot be negative
+    rectified: bool = False  # the output is taken from the rectifier above: it equals it where relevance arrives
+    form: str = "s"  # what arrives
+    convert: bool = False  # what arrives is R, and the rule wants s
+    multiply: tuple[int, ...] = ()  # operands to which R must be delivered where the rule delivers s
+    places: Mapping[int, Place] = field(default_factory=dict)
+
+    def needs(self, position: int) -> bool:
+        return position in self.places
+
+    @property
+    def bias(self) -> int:
+        """The position of the operand that a linear map adds."""
+        return self.op.linear.bias if self.op.linear and self.op.linear.bias is not None else FOLD_BIAS
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        return self.op.linear.factors if self.op.linear else (1, 2) if self.name == "Addcmul" else (0, 1)
+
+    @property
+    def live_factors(self) -> tuple[int, ...]:
+        return (
+            tuple(i for i in self.live if i in self.factors)
+            if self.op.linear or self.kind is Kind.PRODUCT
+            else self.live
+        )
+
+    @property
+    def elementwise(self) -> bool:
+        return self.op.linear is None
+
+    @property
+    def hooks(self) -> tuple[bool, bool]:
+        """Does the step hook in before, after the native backward?"""
+        before, after = self.rule.edits(self)
+        return before or self.convert, after or bool(self.multiply)
