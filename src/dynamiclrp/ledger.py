@@ -18,6 +18,7 @@ from .ops import Kind
 from .plan import Plan
 from .promise import operand_key, value_key
 from .rules import LinearRule, Nothing, Rule
+from .rules.base import bounded
 from .step import Step
 
 Hook = Callable[..., None]
@@ -83,11 +84,9 @@ class Ledger:
             for number, s in enumerate(grads):
                 if s is None:
                     continue
-                r = (
-                    s.double()
-                    if step.form == "R"
-                    else s.double() * values.peek(value_key((step.node, number))).double()
-                )
+                r = s.double()
+                if step.form == "s":
+                    r = r * bounded(values.peek(value_key((step.node, number))).double())
                 amount, magnitude = amount + float(r.sum()), magnitude + float(r.abs().sum())
             self._arrived[step.node] = amount, magnitude
 
@@ -99,7 +98,7 @@ class Ledger:
                     continue
                 r = g.double()
                 if forms.get(ref[0], "s") == "s":
-                    r = r * values.peek(operand_key(graph, step.node, position)).double()
+                    r = r * bounded(values.peek(operand_key(graph, step.node, position)).double())
                 amount += float(r.sum())
             arrived, magnitude = self._arrived.pop(step.node)
             kept = _reasons(graph, step, arrived - amount, incoming[0], values)

@@ -148,9 +148,14 @@ class Here:
             cache[position] = self._value(position)
         return cache[position]
 
+    @property
+    def carries_s(self) -> bool:
+        """Does the rule get a coefficient, not relevance?"""
+        return self.step.form == "s" or self.step.convert
+
     def relevance(self, s: Tensor, output: Tensor) -> Tensor:
         """What arrives, as relevance."""
-        return s if self.step.form == "R" and not self.step.convert else s * output
+        return s * output if self.carries_s else s
 
     def replay(self, *operands: Tensor) -> Tensor:
         """The node's own forward on other operands."""

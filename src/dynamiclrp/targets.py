@@ -40,9 +40,7 @@ def seed_for(output: Tensor, target: Target) -> Tensor:
         return _from_callable(output, target)
     if isinstance(target, Tensor) and target.is_floating_point():
         return check_seed(target, output)
-    seed = torch.zeros_like(values)
-    for index in _indices(values, target):
-        seed[index] = values[index]
+    seed = _chosen(values, target)
     if not seed.any():
         where = "the largest logit of every row" if target is None else f"target {target!r}"
         raise ZeroOutputError(
@@ -85,49 +83,43 @@ def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor]) -> Tensor
     return seed
 
 
-def _indices(values: Tensor, target: Any) -> list[tuple[Any, ...]]:
-    """Index tuples into the output: rows are the first dimension, classes or tokens the last."""
+def _chosen(values: Tensor, target: Any) -> Tensor:
+    """The values at the target, zero elsewhere.
+
+    Rows are the first dimension; of outputs token by token (rank 3 and more) the last position is meant.
+    """
     if values.dim() == 0:
         if target not in (None, 0):
             raise TargetError(f"target {target!r} for a single score: expected None")
-        return [()]
-    rows = range(len(values)) if values.dim() > 1 else (None,)
-    size = values.shape[-1]
-    if target is None:
-        return [(*_row(values, row), int(_position(values, row).argmax())) for row in rows]
-    if isinstance(target, Tensor):
-        target = target.tolist()
-    if isinstance(target, bool) or not isinstance(target, (int, list, tuple)):
+        return values.clone()
+    seed = torch.zeros_like(values)
+    rows, seeds = (values, seed) if values.dim() > 1 else (values[None], seed[None])
+    if isinstance(target, tuple):  # an index into one row's output
+        if len(target) != rows.dim() - 1:
+            raise TargetError(
+                f"target {target!r} has {len(target)} indices: expected {rows.dim() - 1} for rows of shape {tuple(rows.shape[1:])}"
+            )
+        index = tuple(_check(i, n, target, values) for i, n in zip(target, rows.shape[1:]))
+        seeds[(slice(None), *index)] = rows[(slice(None), *index)]
+        return seed
+    for _ in range(rows.dim() - 2):
+        rows, seeds = rows[:, -1], seeds[:, -1]
+    column = rows.argmax(-1) if target is None else _columns(rows, target)
+    seeds.scatter_(1, column[:, None], rows.gather(1, column[:, None]))
+    return seed
+
+
+def _columns(rows: Tensor, target: Any) -> Tensor:
+    """One class or token per row."""
+    given = target.tolist() if isinstance(target, Tensor) else target
+    if isinstance(given, bool) or not isinstance(given, (int, list)):
         raise TargetError(
             f"target {target!r}: expected an int, one int per row, a tuple of indices, a callable or a seed tensor"
         )
-    if isinstance(target, tuple):  # an index into one row's output
-        index = tuple(
-            _check(i, n, target, values) for i, n in zip(target, values.shape[1:] if values.dim() > 1 else values.shape)
-        )
-        wanted = values.dim() - 1 if values.dim() > 1 else 1
-        if len(index) != wanted or len(target) != wanted:
-            raise TargetError(
-                f"target {target!r} has {len(target)} indices: expected {wanted} for rows of shape {tuple(values.shape[1:])}"
-            )
-        return [index if row is None else (row, *index) for row in rows]
-    chosen = [target] * len(rows) if isinstance(target, int) else list(target)
+    chosen = [given] * len(rows) if isinstance(given, int) else given
     if len(chosen) != len(rows):
-        raise TargetError(
-            f"{len(chosen)} targets for {len(rows)} rows of the output {tuple(values.shape)}: expected one per row"
-        )
-    return [(*_row(values, row), _check(c, size, target, values)) for row, c in zip(rows, chosen)]
-
-
-def _row(values: Tensor, row: int | None) -> tuple[int, ...]:
-    """Outputs of rank 3 are token by token: the last position is meant."""
-    if row is None:
-        return ()
-    return (row, *[n - 1 for n in values.shape[1:-1]])
-
-
-def _position(values: Tensor, row: int | None) -> Tensor:
-    return values[_row(values, row)]
+        raise TargetError(f"{len(chosen)} targets for {len(rows)} rows of the output: expected one per row")
+    return torch.tensor([_check(c, rows.shape[-1], target, rows) for c in chosen], device=rows.device)
 
 
 def _check(index: Any, size: int, target: Any, values: Tensor) -> int:

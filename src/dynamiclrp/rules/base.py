@@ -45,6 +45,13 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(zero, 0, numerator / torch.where(zero, 1, denominator))
 
 
+def bounded(y: Tensor) -> Tensor:
+    """Infinities, as of an additive attention mask, replaced by the largest numbers: no relevance arrives there, and
+    0 times infinity would be nan."""
+    limits = torch.finfo(y.dtype)
+    return y.clamp(limits.min, limits.max)
+
+
 def reduce_to(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Undo broadcasting by summation."""
     return x if x.shape == torch.Size(shape) else x.sum_to_size(shape)

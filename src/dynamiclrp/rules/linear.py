@@ -88,6 +88,9 @@ class Epsilon(LinearRule):
         return True, self.bias == "absolute" and step.has_bias and step.bias in step.live
 
     def before(self, here: Here, s: Tensor) -> Tensor:
+        if here.carries_s and self.top == 1 and not (self.bias == "absolute" and here.step.has_bias):
+            # z / stab(z), which is 0 for z = 0 and 1 for an infinite z (an additive mask)
+            return here.unfold(s / (usable(self.eps, s) / here.output.abs()).add_(1))
         r, z = self.relevance(here, s)
         return here.unfold(r / stabilise(z, self.eps))
 

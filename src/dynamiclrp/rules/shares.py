@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
+from .base import OUT, Grads, Rule, bounded, divide, reduce_to, sign, stabilise, usable
 
 if TYPE_CHECKING:
     from ..run import Here
@@ -44,7 +44,7 @@ class AbsoluteShare(Rule):
         else:  # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
             total = here.replay(values[0].abs())
         here.stash = {i: sign(value) for i, value in values.items()}
-        return here.relevance(s, here.output) / (total + usable(self.eps, total))
+        return here.relevance(s, bounded(here.output)) / (total + usable(self.eps, total))
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return [None if g is None else g * here.stash[i] for i, g in enumerate(grads)]
