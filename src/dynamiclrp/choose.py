@@ -37,6 +37,8 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             kind = Kind.PRODUCT if any(i in op.linear.factors for i in live) else Kind.SUM
         elif kind is Kind.PRODUCT:
             kind, signal, rule = _product(graph, node, live, preset)
+        if kind is Kind.SOFTMAX and patterns.weighs_values(graph, node):
+            kind = Kind.WEIGHTS
         if kind is Kind.BATCHNORM and attributes[node][0]:
             kind = Kind.NORMALISE  # batch statistics
         rule = rule or _rule(graph, node, kind, preset, node in first)

@@ -132,7 +132,7 @@ def _reasons(graph: Graph, step: Step, amount: float, u: Tensor | None, values: 
             return {"bias": amount}
         case Kind.NORMALISE:
             return {"normalisation": amount}
-        case Kind.SOFTMAX:
+        case Kind.SOFTMAX | Kind.WEIGHTS:
             return {"softmax": amount}
         case Kind.ATTENTION:
             return {"attention": amount}

@@ -115,6 +115,26 @@ def _maker(graph: Graph, ref: Ref | None) -> int:
         node = ref[0]
 
 
+def weighs_values(graph: Graph, node: int) -> bool:
+    """Does this softmax's result, moved or scaled, end up only in matrix products with something live: attention?"""
+    stack, seen = [node], {node}
+    products = False
+    while stack:
+        for user, _ in graph.consumers.get((stack.pop(), 0), ()):
+            op = OPS.get(graph.types[user].__name__)
+            if not graph.runs[user] or user in seen:
+                continue
+            seen.add(user)
+            live = len(live_operands(graph, user))
+            if op is not None and op.linear is not None and live > 1:
+                products = True
+            elif op is not None and op.kind in (Kind.MOVEMENT, Kind.SCALE, Kind.PRODUCT) and live == 1:
+                stack.append(user)
+            else:
+                return False
+    return products
+
+
 def first_layers(graph: Graph) -> frozenset[int]:
     """Linear maps with no other linear map between them and an input."""
     above: list[bool] = []  # does a linear map lie at or below this node, towards an input?

@@ -120,6 +120,7 @@ def base_rules(**rules: Rule) -> dict[str, Rule]:
         Kind.ACTIVATION: Identity(),
         Kind.FUNCTION: Gradient(),
         Kind.SOFTMAX: Gradient(),
+        Kind.WEIGHTS: Gradient(),
         Kind.NORMALISE: ScaleFixed(),
         Kind.BATCHNORM: Gradient(),
         Kind.ATTENTION: Attention(),
@@ -152,6 +153,7 @@ def _dynamic(
         function=Identity(),
         normalise=Identity(composites=False),
         batchnorm=Identity(),
+        weights=Nothing(),
         attention=Attention(weights=0.0, lost=0.5),
     )
 
@@ -184,7 +186,7 @@ def _epsilon_alpha2_beta1_flat(eps: float = 1e-6, stabiliser: float = 1e-6) -> d
 
 
 def _cp() -> dict[str, Rule]:
-    return base_rules(product=SignalTakesAll(), softmax=Nothing(), attention=Attention(weights=0.0))
+    return base_rules(product=SignalTakesAll(), weights=Nothing(), attention=Attention(weights=0.0))
 
 
 PRESETS: dict[str, Callable[..., dict[str, Rule]]] = {

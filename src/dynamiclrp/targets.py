@@ -99,8 +99,8 @@ def _chosen(values: Tensor, target: Any) -> Tensor:
             raise TargetError(
                 f"target {target!r} has {len(target)} indices: expected {rows.dim() - 1} for rows of shape {tuple(rows.shape[1:])}"
             )
-        index = tuple(_check(i, n, target, values) for i, n in zip(target, rows.shape[1:]))
-        seeds[(slice(None), *index)] = rows[(slice(None), *index)]
+        index: Any = (slice(None), *(_check(i, n, target, values) for i, n in zip(target, rows.shape[1:])))
+        seeds[index] = rows[index]
         return seed
     for _ in range(rows.dim() - 2):
         rows, seeds = rows[:, -1], seeds[:, -1]

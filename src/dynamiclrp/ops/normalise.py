@@ -53,14 +53,18 @@ def _batch_norm_fixed(n: Any, s: Tensor) -> Tensor:
     return (g - g.mean(dims, keepdim=True)).to(s.dtype)
 
 
+def _eps(n: Any) -> float:
+    return n.eps if type(n.node).__name__.startswith("Native") else n.epsilon  # cuDNN's and MIOpen's name
+
+
 def batch_norm_affine(n: Any) -> tuple[Tensor, Tensor]:
     """Scale, and mean that is subtracted before it, of a batch norm in eval mode, one number a channel."""
-    scale = torch.rsqrt(n.running_var + n.eps)
+    scale = torch.rsqrt(n.running_var + _eps(n))
     return (scale if n.weight is None else scale * n.weight), n.running_mean
 
 
 def _batch_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    return F.batch_norm(x, n.running_mean, n.running_var, weight, bias, n.training, 0.0, n.eps)
+    return F.batch_norm(x, n.running_mean, n.running_var, weight, bias, n.training, 0.0, _eps(n))
 
 
 row("NativeLayerNormBackward0", Kind.NORMALISE,

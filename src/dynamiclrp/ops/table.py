@@ -31,6 +31,7 @@ class Kind(str, Enum):
     ACTIVATION = "activation"  # elementwise, f(0) = 0
     FUNCTION = "function"  # elementwise, f(0) != 0 or f'(0) infinite
     SOFTMAX = "softmax"
+    WEIGHTS = "weights"  # a softmax whose result weighs the values of an attention
     NORMALISE = "normalise"
     BATCHNORM = "batchnorm"
     ATTENTION = "attention"
