@@ -7,6 +7,7 @@ It knows nothing of rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,11 +17,17 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from .errors import FreedGraphError, LRPError, NoGraphError, OpaqueGraphError, UnusedInputError
 from .graph import Graph, Ref
 
+try:
+    from torch.utils.checkpoint import GraphExecGroup
+except ImportError:  # torch < 2.10
+    GraphExecGroup = None  # type: ignore[assignment,misc]
+
 # Nodes behind which the operations cannot be seen, and what to do about each.
 OPAQUE = {
     "CompiledFunctionBackward": "wrap the call in torch.compiler.set_stance('force_eager'), or explain model._orig_mod",
     "CheckpointFunctionBackward": "call torch.utils.checkpoint with use_reentrant=False",
-    "DifferentiableGraphBackward": "explain the plain module instead of the scripted one",
+    "DifferentiableGraphBackward": "explain the plain module or function instead of the scripted one",
+    "CppFunction": "if it is scripted (torch.jit), explain the plain module or function instead",
 }
 
 SPLITS = frozenset({"SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"})
@@ -31,16 +38,19 @@ _SIGN_BIT = 1 << 63
 class Saved:
     """One node's saved values by their names in torch's table of derivatives: `Saved(node).dim`, `.weight`."""
 
-    __slots__ = ("node",)
+    __slots__ = ("node", "read")
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, read: Mapping[str, Any] | None = None) -> None:
         self.node = node
+        self.read = read  # values that were read ahead, since they can be read only once
 
     def __getattr__(self, name: str) -> Any:
+        if self.read is not None and name in self.read:
+            return self.read[name]
         try:
             value = getattr(self.node, "_saved_" + name)
         except RuntimeError as error:
-            raise _read_error(error, type(self.node).__name__, name) from None
+            raise read_error(error, type(self.node).__name__, name) from None
         return _clean(value)
 
     @property
@@ -62,6 +72,31 @@ class Saved:
     def device(self) -> torch.device:
         """The device of the node's first output."""
         return self.node._input_metadata[0].device
+
+
+def is_checkpointed(node: Any) -> bool:
+    """Was the node made under `torch.utils.checkpoint` (non-reentrant)? Then its values are recomputed when read."""
+    names = _saved_tensor_names(type(node))
+    if not names:
+        return False
+    hook = getattr(getattr(node, "_raw_saved_" + names[0], None), "unpack_hook", None)
+    return hook is not None and "_checkpoint_hook" in getattr(hook, "__qualname__", "")
+
+
+def read_ahead(nodes: Sequence[Any]) -> list[dict[str, Any]]:
+    """All saved tensors of checkpointed nodes, each read once, with one recomputation per region (newer torch)."""
+    with GraphExecGroup() if GraphExecGroup is not None else nullcontext():
+        return [{name: getattr(Saved(node), name) for name in _saved_tensor_names(type(node))} for node in nodes]
+
+
+def _saved_tensor_names(kind: type) -> tuple[str, ...]:
+    if kind not in _names:
+        names = [name.removeprefix("_raw_saved_") for name in dir(kind) if name.startswith("_raw_saved_")]
+        _names[kind] = tuple(name for name in names if hasattr(kind, "_saved_" + name))
+    return _names[kind]
+
+
+_names: dict[type, tuple[str, ...]] = {}  # a memo: dir() is slow
 
 
 def output_shape(node: Any, number: int) -> torch.Size:
@@ -180,7 +215,8 @@ def _refuse_opaque(types: set[type]) -> None:
             raise OpaqueGraphError(f"{name} hides the operations it is made of. Remedy: {OPAQUE[name]}.")
 
 
-def _read_error(error: RuntimeError, node: str, name: str) -> LRPError:
+def read_error(error: RuntimeError, node: str, name: str) -> LRPError:
+    """What it means that a saved value cannot be read."""
     text = str(error)
     if "second time" in text or "already been freed" in text:
         return FreedGraphError(

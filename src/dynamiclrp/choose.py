@@ -27,12 +27,12 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
     for node in range(len(graph)):
         if not graph.runs[node]:
             continue
-        op = OPS[graph.types[node].__name__]
+        op = OPS.get(graph.types[node].__name__, _MISSING)
         name = graph.name(node)
         live = patterns.live_operands(graph, node)
         edges = graph.edges[node]
         kind, signal = op.kind, None
-        rule: Rule | None = None
+        rule: Rule | None = Gradient() if op is _MISSING else None
         if op.linear is not None and len([i for i in live if i in op.linear.factors]) != 1:
             kind = Kind.PRODUCT if any(i in op.linear.factors for i in live) else Kind.SUM
         elif kind is Kind.PRODUCT:
@@ -67,6 +67,9 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
     for batch_norm in relays:
         steps[batch_norm] = replace(steps[batch_norm], rule=Relay())
     return steps
+
+
+_MISSING = Op(Kind.FUNCTION)  # stands for an operation without a row
 
 
 def _product(graph: Graph, node: int, live: tuple[int, ...], preset: Preset) -> tuple[Kind, int | None, Rule | None]:

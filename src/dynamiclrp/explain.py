@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from .forward import Call, graph_of
 from .graph import Graph
 from .ledger import Ledger, Locator
 from .ops import OPS
-from .plan import Plan, make_plan
+from .plan import Plan, make_plan, missing_ops
 from .presets import Preset
 from .presets import preset as find_preset
 from .run import check_tensors, run
@@ -33,17 +34,20 @@ class Plans:
     def __init__(self, size: int = _CACHE_SIZE) -> None:
         self.size = size
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._lock = threading.Lock()
 
-    def get(self, graph: Graph, preset: Preset, everything: bool = False) -> Plan:
-        key = (preset, everything, len(OPS), graph.signature)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = make_plan(graph, preset, everything=everything)
-            while len(self._plans) > self.size:
-                self._plans.popitem(last=False)
-        else:
-            self._plans.move_to_end(key)
-        return plan
+    def get(self, graph: Graph, preset: Preset, everything: bool = False, on_missing: str = "error") -> Plan:
+        rows = frozenset(id(OPS.get(kind.__name__)) for kind in set(graph.types))  # a row may be replaced
+        key = (preset, everything, on_missing, rows, graph.signature)
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = make_plan(graph, preset, everything=everything, on_missing=on_missing)
+                while len(self._plans) > self.size:
+                    self._plans.popitem(last=False)
+            else:
+                self._plans.move_to_end(key)
+            return plan
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -66,10 +70,12 @@ def relevance(
     seed: Tensor | Sequence[Tensor | None] | None = None,
     preset: str | Preset = "attnlrp",
     retain_graph: bool = False,
+    on_missing: str = "error",
 ) -> tuple[Tensor, ...]:
     """Relevance of `inputs` for `outputs`, as `torch.autograd.grad` gives gradients.
 
-    `seed` is the relevance at the outputs; by default the largest logit of each row keeps its own value.
+    `seed` is the relevance at the outputs; by default the largest logit of each row keeps its own value. An operation
+    without a rule is an error, unless `on_missing="gradient"` lets it keep its own backward.
 
     >>> import torch, dynamiclrp as dlrp
     >>> x = torch.tensor([[1.0, 2.0]], requires_grad=True)
@@ -77,13 +83,13 @@ def relevance(
     (tensor([[ 3., -2.]]),)
     """
     outs, ins = _sequence(outputs, "outputs"), _sequence(inputs, "inputs")
+    check_tensors(outs, ins)
     graph = graph_of(outs, ins)
-    check_tensors(graph, outs, ins)
     given = [seed] * len(outs) if seed is None or isinstance(seed, Tensor) else list(seed)
     if len(given) != len(outs):
         raise ValueError(f"{len(given)} seeds for {len(outs)} outputs: expected one each")
     seeds = [seed_for(out, None) if s is None else check_seed(s, out) for s, out in zip(given, outs)]
-    plan = _plans.get(graph, find_preset(preset))
+    plan = _plans.get(graph, find_preset(preset), on_missing=_choice(on_missing))
     edges = [gradient_edge(x) for x in ins]
     found = run(plan, graph, outs, seeds, edges, ins, retain_graph=retain_graph)
     if not all(bool(torch.isfinite(r).all()) for r in found):
@@ -112,20 +118,22 @@ def explain(
     preset: str | Preset = "attnlrp",
     layers: Sequence[str] = (),
     ledger: bool = False,
+    on_missing: str = "error",
     **kwargs: Any,
 ) -> Attribution:
     """Run the model and say what its prediction stands on.
 
     Float tensors among the arguments are explained themselves, integer tensors at the embedding lookups they reach.
     `target`: an int, one int per row, a tuple of indices, a callable on the output, a seed tensor, or None for the
-    largest logit. `layers` names modules whose outputs are explained too.
+    largest logit. `layers` names modules whose outputs are explained too. `ledger=True` accounts for all relevance.
+    `on_missing="gradient"` lets operations without a rule keep their own backward; the plan then names them.
 
     >>> import torch, dynamiclrp as dlrp
     >>> a = dlrp.explain(torch.nn.Linear(3, 2), torch.randn(1, 3), target=1)
     >>> a.relevance.shape
     torch.Size([1, 3])
     """
-    return Explainer(model, preset)(*args, target=target, layers=layers, ledger=ledger, **kwargs)
+    return Explainer(model, preset, on_missing=on_missing)._explain(args, kwargs, target, layers, ledger)
 
 
 class Explainer:
@@ -137,7 +145,7 @@ class Explainer:
     torch.Size([4, 3])
     """
 
-    def __init__(self, model: nn.Module, preset: str | Preset = "attnlrp") -> None:
+    def __init__(self, model: nn.Module, preset: str | Preset = "attnlrp", *, on_missing: str = "error") -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"model: expected a torch.nn.Module, got {type(model).__name__}; use dynamiclrp.relevance for functions"
@@ -152,24 +160,30 @@ class Explainer:
             )
         self.model = model
         self.preset = find_preset(preset)
+        self.on_missing = _choice(on_missing)
         self.plans = Plans()
         self._record = False  # learnt: this model's constants must be recorded
 
     def __call__(
         self, *args: Any, target: Target = None, layers: Sequence[str] = (), ledger: bool = False, **kwargs: Any
     ) -> Attribution:
+        return self._explain(args, kwargs, target, layers, ledger)
+
+    def _explain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Target, layers: Sequence[str], ledger: bool
+    ) -> Attribution:
         _warn_training(self.model)
         call = Call(self.model, self.preset, args, kwargs, tuple(layers))
         record = self._record or ledger  # a ledger needs every value
         forward = call.run(record)
         try:
-            plan = self.plans.get(forward.graph, self.preset, ledger)
+            plan = self.plans.get(forward.graph, self.preset, ledger, self.on_missing)
         except LostActivationError:
             if record:
                 raise
             record = self._record = True
             forward = call.run(record)
-            plan = self.plans.get(forward.graph, self.preset, ledger)
+            plan = self.plans.get(forward.graph, self.preset, ledger, self.on_missing)
         seed = seed_for(forward.output, target)
         book = Ledger(forward.graph, plan) if ledger else None
         found = forward.relevance(plan, seed, book.watch if book else None)
@@ -186,10 +200,7 @@ class Explainer:
         """Run the forward pass and plan, without handing anything back."""
         call = Call(self.model, self.preset, args, kwargs, ())
         forward = call.run(record=False)
-        unknown = Counter(
-            forward.graph.name(i) for i, kind in enumerate(forward.graph.types)
-            if forward.graph.runs[i] and kind.__name__ not in OPS
-        )  # fmt: skip
+        unknown = missing_ops(forward.graph)
         made: Plan | None = None
         if not unknown:
             try:
@@ -231,9 +242,13 @@ class Report:
         return head if self.plan is None else f"{head}\n{self.plan}"
 
 
+def _choice(on_missing: str) -> str:
+    if on_missing not in ("error", "gradient"):
+        raise ValueError(f"on_missing={on_missing!r}: expected 'error' or 'gradient'")
+    return on_missing
+
+
 def _warn_training(model: nn.Module) -> None:
-    if not model.training:
-        return
     noisy = [
         name or type(module).__name__
         for name, module in model.named_modules()

@@ -7,6 +7,8 @@ is put back, also after an error. It must not know rules or plans beyond handing
 from __future__ import annotations
 
 import inspect
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 
 from .attribution import Attribution
 from .capture import Saved, capture, gradient_edge, leaf_value, next_sequence_number, sequence_number
-from .errors import NoInputError, PresetError
+from .errors import NoInputError, PresetError, UnsupportedTensorError
 from .graph import Graph
 from .ledger import Ledger
 from .ops import OPS, Kind
@@ -27,6 +29,9 @@ from .presets import Preset
 from .recorder import Recorder
 from .run import run
 from .targets import Target, unwrap
+
+# Flags and hooks on a model are shared by all threads that explain it.
+_one_at_a_time = threading.RLock()
 
 
 def graph_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor | GradientEdge]) -> Graph:
@@ -97,15 +102,22 @@ class Call:
         self.kwargs = {name: self._take(name, value) for name, value in kwargs.items()}
 
     def _take(self, name: str, value: Any) -> Any:
+        if isinstance(value, Tensor) and (value.is_complex() or value.layout != torch.strided):
+            raise UnsupportedTensorError(
+                f"argument {name!r} is {'complex' if value.is_complex() else 'sparse'} ({value.dtype}, {value.layout}): "
+                "expected a dense real tensor; pass torch.view_as_real(x) or x.to_dense()"
+            )
         if isinstance(value, Tensor) and value.is_floating_point():
-            value = self.floats[name] = value.detach().requires_grad_()
+            value = value.clone() if value.is_inference() else value.detach()
+            value = self.floats[name] = value.requires_grad_()
         elif isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32):
             self.integers[name] = value
         return value
 
     def run(self, record: bool) -> Forward:
-        forward = self._run(record, freeze=True)
-        return forward if forward is not None else self._must(self._run(record, freeze=False))
+        with _one_at_a_time:
+            forward = self._run(record, freeze=True)
+            return forward if forward is not None else self._must(self._run(record, freeze=False))
 
     def _must(self, forward: Forward | None) -> Forward:
         if forward is None:
@@ -121,7 +133,7 @@ class Call:
         ranges: list[tuple[int, int, str]] = []
         recorder = Recorder() if record else None
         with _gradients(self.model, self.preset, bool(self.integers), freeze), self._watch(watched, ranges):
-            with torch.inference_mode(False), torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad(), _primitive_recurrence(self.model):
                 if recorder is not None:
                     with recorder:
                         raw = self.model(*self.args, **self.kwargs)
@@ -244,6 +256,18 @@ def _labels(graph: Graph, ranges: list[tuple[int, int, str]]) -> tuple[str, ...]
         for number in range(start, end):
             owner.setdefault(number, name)
     return tuple(owner.get(sequence_number(handle), "") for handle in graph.handles)
+
+
+@contextmanager
+def _primitive_recurrence(model: nn.Module) -> Iterator[None]:
+    """Fused kernels of recurrent layers hide their gates; without them torch runs the same layer as primitives."""
+    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TF32 acceleration")  # torch warns whenever these flags are touched
+        with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
+            yield
 
 
 @contextmanager

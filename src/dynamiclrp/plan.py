@@ -49,10 +49,19 @@ class Plan:
     promises: tuple[Promise, ...]
     nodes: int
     ops: int
+    missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
     @cached_property
     def hooked(self) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if any(step.hooks))
+
+    @cached_property
+    def touched(self) -> tuple[int, ...]:
+        """Nodes whose saved values are read."""
+        nodes = {step.node for step in self.hooked} | {step.fold for step in self.hooked if step.fold is not None}
+        for source in self.sources.values():
+            nodes.add(getattr(source, "holder", getattr(source, "node", self.steps[0].node)))
+        return tuple(sorted(nodes))
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -72,6 +81,8 @@ class Plan:
             f"{s.promises} promises, {s.internal_nodes} internal nodes, depth {s.depth}, density {s.density:.3f}",
         ]
         lines += [f"  {n:5} x {name:{width}}  {kind:10}  {rule}" for (name, kind, rule), n in sorted(counts.items())]
+        if self.missing:
+            lines.append("Without a rule, by gradient: " + ", ".join(f"{n} x {op}" for op, n in self.missing.items()))
         if self.promises:
             lines.append("Promises:")
             lines += [f"  {line}" for promise in self.promises for line in promise.lines()]
@@ -85,18 +96,25 @@ def _branches(promise: Promise) -> Iterator[Branch]:
             yield from _branches(child)
 
 
-def make_plan(graph: Graph, preset: Preset, *, everything: bool = False) -> Plan:
+def make_plan(graph: Graph, preset: Preset, *, everything: bool = False, on_missing: str = "error") -> Plan:
     """Choose a rule for every live node and promise every value that the rules need.
 
-    `everything` also promises the values of all live tensors (for the ledger).
+    `everything` also promises the values of all live tensors (for the ledger). `on_missing="gradient"` lets operations
+    without a row keep their own backward.
     """
-    _refuse_unknown(graph)
+    if on_missing == "error":
+        _refuse_unknown(graph)
     steps, output_forms, input_forms = settle_forms(graph, choose(graph, preset))
     return _promise(graph, preset, steps, output_forms, input_forms, everything)
 
 
+def missing_ops(graph: Graph) -> Counter[str]:
+    """Live node types without a row."""
+    return Counter(kind.__name__ for kind, runs in zip(graph.types, graph.runs) if runs and kind.__name__ not in OPS)
+
+
 def _refuse_unknown(graph: Graph) -> None:
-    unknown = Counter(kind.__name__ for kind, runs in zip(graph.types, graph.runs) if runs and kind.__name__ not in OPS)
+    unknown = missing_ops(graph)
     if not unknown:
         return
     shapes: dict[str, tuple[int, ...]] = {}
@@ -108,7 +126,7 @@ def _refuse_unknown(graph: Graph) -> None:
     raise UnknownOpError(
         f"{len(unknown)} operation(s) have no rule:\n{listing}\n"
         f'Give each a row, for example: dynamiclrp.register("{example}", "activation"). '
-        f"Kinds: {', '.join(map(str, Kind))}."
+        f'Kinds: {", ".join(map(str, Kind))}. Or let them keep their gradient: on_missing="gradient".'
     )
 
 
@@ -155,6 +173,7 @@ def _promise(
         promises=describe(graph, sources, origins) if sources else (),
         nodes=len(graph),
         ops=len(set(graph.types)),
+        missing=dict(missing_ops(graph)),
     )
 
 

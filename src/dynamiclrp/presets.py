@@ -190,7 +190,7 @@ def _cp() -> dict[str, Rule]:
 
 
 PRESETS: dict[str, Callable[..., dict[str, Rule]]] = {
-    "attnlrp": base_rules,
+    "attnlrp": lambda: base_rules(),
     "cp-lrp": _cp,
     "dynamic": _dynamic,
     "epsilon": lambda eps=1e-6: base_rules(linear=Epsilon(eps), conv=Epsilon(eps)),
@@ -214,7 +214,7 @@ def preset(which: str | Preset, **parameters: Any) -> Preset:
         if parameters:
             raise PresetError(f"parameters {sorted(parameters)} go with a preset's name; change an object with |")
         return which
-    if which not in PRESETS:
+    if not isinstance(which, str) or which not in PRESETS:
         close = get_close_matches(str(which), PRESETS, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise PresetError(f"unknown preset {which!r}.{hint} Known: {', '.join(PRESETS)}.")

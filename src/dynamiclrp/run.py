@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .capture import Saved, leaf_value, output_shape
+from .capture import Saved, is_checkpointed, leaf_value, output_shape, read_ahead, read_error
 from .errors import UnsupportedTensorError
 from .graph import Graph
 from .ops import Op
@@ -23,13 +23,8 @@ from .ops.normalise import batch_norm_affine
 from .ops.table import unbroadcast
 from .plan import Plan
 from .promise import Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
-from .rules.base import OUT, Grads, reduce_to, sign, stabilise
+from .rules.base import OUT, Grads, divide, reduce_to, sign
 from .step import FOLD_BIAS, Step
-
-try:
-    from torch.utils.checkpoint import GraphExecGroup
-except ImportError:  # torch < 2.10
-    GraphExecGroup = None  # type: ignore[assignment,misc]
 
 
 class Values:
@@ -38,10 +33,17 @@ class Values:
     def __init__(self, plan: Plan, graph: Graph, outputs: Sequence[Tensor], keep: bool = False) -> None:
         self.plan, self.graph, self.outputs, self.keep = plan, graph, outputs, keep
         self.left = dict(plan.uses)
+        checkpointed = [node for node in plan.touched if is_checkpointed(graph.handles[node])]
+        ahead = read_ahead([graph.handles[node] for node in checkpointed]) if checkpointed else []
+        self._ahead = dict(zip(checkpointed, ahead))
         # What other nodes saved must be read now: a backward pass frees it node by node.
         self.ready: dict[Key, Any] = {
             key: self._fetch(source) for key, source in plan.sources.items() if not source.operands
         }
+
+    def saved(self, node: int) -> Saved:
+        """What a node saved."""
+        return Saved(self.graph.handles[node], self._ahead.get(node))
 
     def take(self, key: Key) -> Any:
         """The value of a tensor; it counts as one of the uses that the plan foresaw."""
@@ -75,7 +77,7 @@ class Values:
     def _fetch(self, source: Source) -> Any:
         match source:
             case Kept(holder, attribute):
-                return getattr(Saved(self.graph.handles[holder]), attribute)
+                return getattr(self.saved(holder), attribute)
             case Leaf(node):
                 return leaf_value(self.graph.handles[node])
             case Given(number):
@@ -91,22 +93,19 @@ class Values:
         match source:
             case Replay(node, number, _, recorded):
                 op = self.graph.op(node)
-                if recorded:
-                    made = self.graph.calls[node].replay(operands)
-                else:
-                    made = op.forward(Saved(self.graph.handles[node]), *operands)
+                made = self.graph.calls[node].replay(operands) if recorded else op.forward(self.saved(node), *operands)
                 value = made if isinstance(made, Tensor) else made[number]
             case Rest(node, position):
                 op = self.graph.op(node)
                 total, other = operands
-                factors = op.weights(Saved(self.graph.handles[node]))
+                factors = op.weights(self.saved(node))
                 value = total - (other if factors[1 - position] == 1 else factors[1 - position] * other)
                 if factors[position] != 1:
                     value = value / factors[position]
                 ref = self.graph.operand(node, position)
                 value = unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
             case Undo(node):
-                op, saved, ref = self.graph.op(node), Saved(self.graph.handles[node]), self.graph.operand(node, 0)
+                op, saved, ref = self.graph.op(node), self.saved(node), self.graph.operand(node, 0)
                 shape = output_shape(self.graph.handles[ref[0]], ref[1])
                 value = op.join(saved, operands) if op.join else op.undo(saved, operands[0], shape)
             case _:
@@ -119,15 +118,14 @@ class Values:
 class Here:
     """What a rule sees of the node that it is applied to."""
 
-    def __init__(self, step: Step, node: Any, values: Values) -> None:
+    def __init__(self, step: Step, values: Values) -> None:
         self.step = step
-        self.saved = Saved(node)
+        self.saved = values.saved(step.node)
         self._values = values
         self.stash: Any = None  # from `before` to `after`
         self.bias_coefficient: Tensor | None = None  # likewise, at the output's shape
         # read now: the batch norm will have freed its saved values when this node's turn comes
-        fold = None if step.fold is None else Saved(values.graph.handles[step.fold])
-        self._affine = None if fold is None else batch_norm_affine(fold)
+        self._affine = None if step.fold is None else batch_norm_affine(values.saved(step.fold))
 
     @property
     def op(self) -> Op:
@@ -219,9 +217,11 @@ class Here:
         return reduce_to(coefficient * factor, factor.shape).reshape(bias.shape)
 
     def product(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self.op.linear.product(self.saved, x, w, bias)  # type: ignore[union-attr]
+        x, w, *rest = _same_dtype(x, w, *(() if bias is None else (bias,)))
+        return self.op.linear.product(self.saved, x, w, *rest)  # type: ignore[union-attr]
 
     def transposed(self, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        u, x, w = _same_dtype(u, x, w)
         return self.op.linear.transposed(self.saved, self.live_factor, u, x, w)  # type: ignore[union-attr]
 
     @cached_property
@@ -248,6 +248,12 @@ class Here:
         return u * self._spread(self._affine[0])
 
 
+def _same_dtype(*tensors: Tensor) -> list[Tensor]:
+    """Under autocast the factors of one product may differ: take the widest."""
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return [tensor.to(dtype) for tensor in tensors]
+
+
 def run(
     plan: Plan,
     graph: Graph,
@@ -266,11 +272,15 @@ def run(
     ]
     handles: list[Any] = []
     try:
-        with _shared_recomputation():
+        with _without_autocast(outputs[0].device.type):
             values = Values(plan, graph, outputs, keep=watch is not None)
             for step in plan.hooked if watch is None else plan.steps:
                 _attach(step, graph.handles[step.node], values, handles, watch)
             found = torch.autograd.grad(outputs, edges, starts, retain_graph=retain_graph, allow_unused=True)
+    except RuntimeError as error:
+        if "second time" in str(error):
+            raise read_error(error, "a node", "its values") from None
+        raise
     finally:
         for handle in handles:
             handle.remove()
@@ -280,19 +290,17 @@ def run(
     )
 
 
+def _without_autocast(device: str) -> Any:
+    """Hooks inherit autocast; rules choose their dtypes themselves."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 def _coefficient(seed: Tensor, output: Tensor) -> Tensor:
-    output = output.detach()
-    zero = output == 0
-    return torch.where(zero, 0, seed / torch.where(zero, 1, output))
-
-
-def _shared_recomputation() -> Any:
-    """Let reads of checkpointed values, in and outside of hooks, share one recomputation (newer torch)."""
-    return GraphExecGroup() if GraphExecGroup is not None else nullcontext()
+    return divide(seed, output.detach())
 
 
 def _attach(step: Step, node: Any, values: Values, handles: list[Any], watch: Any) -> None:
-    here = Here(step, node, values)
+    here = Here(step, values)
     before, after = step.hooks
     arriving, leaving = watch(step, node, values) if watch is not None else (None, None)
     for register, hook in (
@@ -315,7 +323,7 @@ def _before(here: Here) -> Callable[[tuple[Tensor | None, ...]], Any]:
             return None
         given = s
         if step.convert:
-            s = s / stabilise(here.output, 0.0)
+            s = divide(s, here.output)
         if edit is not None:
             s = edit(here, s)
         return (s.to(given.dtype), *grads[1:])
@@ -343,7 +351,7 @@ def _after(here: Here) -> Callable[[tuple[Tensor | None, ...], tuple[Tensor | No
     return after
 
 
-def check_tensors(graph: Graph, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+def check_tensors(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     """Refuse what no rule can take."""
     for role, tensors in (("output", outputs), ("input", inputs)):
         for number, tensor in enumerate(tensors):
