@@ -102,6 +102,19 @@ class Twice(nn.Module):
         return self.top(torch.cat([left + right, left], -1))
 
 
+class Gated(nn.Module):
+    """Squeeze and excitation: a product of two live factors, half of it exactly zero, under an average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate, self.head = nn.Conv2d(3, 6, 3), nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv(x))
+        gate = torch.sigmoid(self.gate(x.mean((2, 3))))
+        return self.head(F.avg_pool2d(x * gate[:, :, None, None], 6).flatten(1))
+
+
 def mlp(**options) -> Mlp:
     return randomise(Mlp(**options), std=0.5)
 
@@ -122,19 +135,19 @@ def llama(**options) -> LlamaForCausalLM:
     return randomise(LlamaForCausalLM(LlamaConfig(vocab_size=40, num_attention_heads=2, **shape)))
 
 
-def _bert() -> BertConfig:
+def _bert(labels: int) -> BertConfig:
     return BertConfig(
         vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=16, num_labels=3,
+        max_position_embeddings=16, num_labels=labels,
     )  # fmt: skip
 
 
 def bert() -> BertForSequenceClassification:
-    return randomise(BertForSequenceClassification(_bert()))
+    return randomise(BertForSequenceClassification(_bert(3)))
 
 
 def bert_qa() -> BertForQuestionAnswering:
-    return randomise(BertForQuestionAnswering(_bert()))
+    return randomise(BertForQuestionAnswering(_bert(2)))
 
 
 def t5() -> T5ForConditionalGeneration:
@@ -171,10 +184,10 @@ def _footprint(model: nn.Module | None, tensors: tuple[Tensor, ...]) -> dict[str
     every = [*tensors, *(model.parameters() if model is not None else ())]
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return {
-        "module hooks": {(name, kind): len(getattr(module, kind)) for name, module in modules.items() for kind in kinds},
-        "global hooks": [
-            len(getattr(nn.modules.module, "_global" + kind)) for kind in kinds
-        ],
+        "module hooks": {
+            (name, kind): len(getattr(module, kind)) for name, module in modules.items() for kind in kinds
+        },
+        "global hooks": [len(getattr(nn.modules.module, "_global" + kind)) for kind in kinds],
         "training": {name: module.training for name, module in modules.items()},
         "requires_grad": [t.requires_grad for t in every],
         "grad": [t.grad for t in every if t.is_leaf],

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from models import IDS, Mlp, ResNet, example, gaussian, gpt2, leaves_nothing_behind, mlp, randomise, resnet
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dynamiclrp as dlrp
 from dynamiclrp.ops import OPS
+from models import IDS, Mlp, ResNet, example, gaussian, gpt2, leaves_nothing_behind, mlp, randomise, resnet
 
 
 @contextmanager
@@ -42,7 +42,9 @@ def x() -> Tensor:
 def test_an_output_made_under_no_grad(net, x):
     with torch.no_grad():
         y = net(x)
-    with refuses(dlrp.NoGraphError, "output 0", "(2, 4)", "no_grad", "requires_grad_()", "explain", model=net, tensors=(x,)):
+    with refuses(
+        dlrp.NoGraphError, "output 0", "(2, 4)", "no_grad", "requires_grad_()", "explain", model=net, tensors=(x,)
+    ):
         dlrp.relevance(y, x)
 
 
@@ -54,7 +56,9 @@ def test_a_detached_output(net, x):
 def test_an_output_made_in_inference_mode(net, x):
     with torch.inference_mode():
         y = net(x)
-    with refuses(dlrp.NoGraphError, "output 0", "(2, 4)", "inference mode", "requires_grad_()", model=net, tensors=(x,)):
+    with refuses(
+        dlrp.NoGraphError, "output 0", "(2, 4)", "inference mode", "requires_grad_()", model=net, tensors=(x,)
+    ):
         dlrp.relevance(y, x)
 
 
@@ -119,7 +123,9 @@ def test_a_saved_value_that_was_overwritten(x):
 
 def test_an_input_that_the_output_does_not_depend_on(net, x):
     other = gaussian(3, 5).requires_grad_()
-    with refuses(dlrp.UnusedInputError, "input 1", "(3, 5)", "do not depend", "very tensor", model=net, tensors=(x, other)):
+    with refuses(
+        dlrp.UnusedInputError, "input 1", "(3, 5)", "do not depend", "very tensor", model=net, tensors=(x, other)
+    ):
         dlrp.relevance(net(x), [x, other])
 
 
@@ -287,7 +293,10 @@ def test_a_seed_where_the_output_is_zero(x):
         dlrp.explain(model, x.detach(), target=seed)
 
 
-@pytest.mark.parametrize("target, words", [(3, "target 3"), ([2, 3], "target [2, 3]"), ((2,), "target (2,)"), (lambda o: o[:, 3], "callable")])
+@pytest.mark.parametrize(
+    "target, words",
+    [(3, "target 3"), ([2, 3], "target [2, 3]"), ((2,), "target (2,)"), (lambda o: o[:, 3], "callable")],
+)
 def test_a_target_whose_score_is_zero(target, words):
     model = randomise(Dead())
     with refuses(dlrp.ZeroOutputError, words, "exactly zero", model=model):
@@ -320,7 +329,9 @@ def test_a_model_that_returns_no_scores(wrap):
 # ---------------------------------------------------------------- presets and rules
 
 
-@pytest.mark.parametrize("name, meant", [("atnlrp", "attnlrp"), ("dynamc", "dynamic"), ("epsilon-plus-flt", "epsilon-plus-flat")])
+@pytest.mark.parametrize(
+    "name, meant", [("atnlrp", "attnlrp"), ("dynamc", "dynamic"), ("epsilon-plus-flt", "epsilon-plus-flat")]
+)
 def test_an_unknown_preset(net, x, name, meant):
     words = (f"unknown preset {name!r}", f"Did you mean {meant!r}", "cp-lrp", "gradient")
     with refuses(dlrp.PresetError, *words, model=net, tensors=(x,)):
@@ -335,7 +346,7 @@ def test_a_preset_like_no_other(what):
         dlrp.preset(what)
 
 
-@pytest.mark.parametrize("name", [name for name in dlrp.PRESETS])
+@pytest.mark.parametrize("name", list(dlrp.PRESETS))
 def test_a_parameter_that_a_preset_does_not_take(name):
     with refuses(dlrp.PresetError, name, "does not take", "'colour'"):
         dlrp.preset(name, colour=3)
@@ -450,6 +461,25 @@ def test_unknown_operations_are_listed_all_at_once(x):
         dlrp.relevance(model(x), x)
     with refuses(dlrp.UnknownOpError, *words, model=model):
         dlrp.explain(model, gaussian(2, 6))
+
+
+def test_unknown_operations_may_keep_their_gradient(x):
+    """On request, and then for each of them: the plain functions under the same rule give the same."""
+    model, plain = randomise(Custom()), randomise(Custom(lambda x: 2 * x, nn.functional.silu))
+    a = dlrp.explain(model, x.detach(), target=1, on_missing="gradient")
+    preset = dlrp.preset("attnlrp") | {"Silu": dlrp.Gradient()}
+    torch.testing.assert_close(a.relevance, dlrp.explain(plain, x.detach(), target=1, preset=preset).relevance)
+    assert "Swish" in str(a.plan) and "Double" in str(a.plan)
+    with refuses(dlrp.UnknownOpError, "SwishBackward", model=model):  # the next call is strict again
+        dlrp.explain(model, x.detach(), target=1)
+
+
+def test_a_choice_for_unknown_operations_that_is_none(net, x):
+    words = ("'ignore'", "'error'", "'gradient'")
+    with refuses(ValueError, *words, model=net, tensors=(x,)):
+        dlrp.relevance(net(x), x, on_missing="ignore")
+    with refuses(ValueError, *words, model=net):
+        dlrp.explain(net, gaussian(2, 6), on_missing="ignore")
 
 
 def test_an_unknown_operation_off_the_way_does_not_matter(x):
@@ -632,7 +662,9 @@ def test_one_part_in_training_mode():
     assert "inner.3" in str(warning.message) and "inner.1" not in str(warning.message)
 
 
-@pytest.mark.parametrize("model", [randomise(Noisy()), mlp().train(), nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.0)).train()])
+@pytest.mark.parametrize(
+    "model", [randomise(Noisy()), mlp().train(), nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.0)).train()]
+)
 def test_no_warning_where_nothing_is_random(model):
     assert not warned(lambda: dlrp.explain(model, gaussian(4, 6)))
 
@@ -681,7 +713,9 @@ def test_relevance_names_the_node_if_it_may_run_again(rooted):
 def test_relevance_says_how_to_have_the_node_named(rooted):
     model, x = rooted
     x = x.requires_grad_()
-    with refuses(dlrp.NonFiniteError, "not finite", "attnlrp", "retain_graph=True", "explain", model=model, tensors=(x,)):
+    with refuses(
+        dlrp.NonFiniteError, "not finite", "attnlrp", "retain_graph=True", "explain", model=model, tensors=(x,)
+    ):
         dlrp.relevance(model(x), x)
 
 

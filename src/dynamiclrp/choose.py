@@ -81,10 +81,12 @@ def _product(graph: Graph, node: int, live: tuple[int, ...], preset: Preset) -> 
     if found is not None:
         signal, kind = found
         rule = _rule(graph, node, kind, preset, False)
-        if isinstance(rule, (Identity, ScaleFixed)) and rule.composites:
-            return kind, signal, SignalTakesAll()
-        if isinstance(rule, Gradient):  # the preset treats this kind natively, so both factors keep their gradient
+        if isinstance(rule, Gradient):  # this kind keeps its gradient, and so do both factors
             return kind, None, rule
+        if not isinstance(rule, (Identity, ScaleFixed)):
+            return kind, signal, rule
+        if rule.composites:
+            return kind, signal, SignalTakesAll()
     return Kind.PRODUCT, None, None
 
 

@@ -125,7 +125,8 @@ def explain(
 
     Float tensors among the arguments are explained themselves, integer tensors at the embedding lookups they reach.
     `target`: an int, one int per row, a tuple of indices, a callable on the output, a seed tensor, or None for the
-    largest logit. `layers` names modules whose outputs are explained too. `ledger=True` accounts for all relevance.
+    largest logit. `layers` names modules whose outputs are explained too (the last one, if a module
+    runs several times). `ledger=True` accounts for all relevance.
     `on_missing="gradient"` lets operations without a rule keep their own backward; the plan then names them.
 
     >>> import torch, dynamiclrp as dlrp
@@ -173,6 +174,12 @@ class Explainer:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Target, layers: Sequence[str], ledger: bool
     ) -> Attribution:
         _warn_training(self.model)
+        with torch.inference_mode(False):
+            return self._explained(args, kwargs, target, layers, ledger)
+
+    def _explained(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Target, layers: Sequence[str], ledger: bool
+    ) -> Attribution:
         call = Call(self.model, self.preset, args, kwargs, tuple(layers))
         record = self._record or ledger  # a ledger needs every value
         forward = call.run(record)

@@ -10,13 +10,14 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .attribution import Attribution
 from .capture import Saved, capture, gradient_edge, leaf_value, next_sequence_number, sequence_number
@@ -100,6 +101,14 @@ class Call:
         names = _argument_names(model, len(args))
         self.args = tuple(self._take(name, value) for name, value in zip(names, args))
         self.kwargs = {name: self._take(name, value) for name, value in kwargs.items()}
+        # one tensor under two names (ids as their own labels) is explained under the name that comes first
+        self.integers = {name: self.integers[name] for name in sorted(self.integers, key=self._rank)}
+        self.copy = False  # learnt: the model writes into its input
+
+    def _rank(self, name: str) -> int:
+        """Where an argument stands in the model's signature."""
+        order = [*inspect.signature(self.model.forward).parameters]
+        return order.index(name) if name in order else len(order)
 
     def _take(self, name: str, value: Any) -> Any:
         if isinstance(value, Tensor) and (value.is_complex() or value.layout != torch.strided):
@@ -115,9 +124,20 @@ class Call:
         return value
 
     def run(self, record: bool) -> Forward:
-        with _one_at_a_time:
-            forward = self._run(record, freeze=True)
-            return forward if forward is not None else self._must(self._run(record, freeze=False))
+        with _one_at_a_time, torch.inference_mode(False):
+            for freeze, track in ((True, False), (False, False), (False, True)):
+                if track and not self.integers:
+                    break
+                try:
+                    forward = self._run(record, freeze, track)
+                except RuntimeError as error:
+                    if self.copy or "leaf Variable" not in str(error):
+                        raise
+                    self.copy = True
+                    forward = self._run(record, freeze, track)
+                if forward is not None:
+                    return forward
+            return self._must(None)
 
     def _must(self, forward: Forward | None) -> Forward:
         if forward is None:
@@ -128,23 +148,29 @@ class Call:
             )
         return forward
 
-    def _run(self, record: bool, freeze: bool) -> Forward | None:
+    def _forward(self) -> Any:
+        if not self.copy:
+            return self.model(*self.args, **self.kwargs)
+        ours = {id(x) for x in self.floats.values()}
+        copies = {id(x): x.clone() for x in (*self.args, *self.kwargs.values()) if id(x) in ours}
+        args = [copies.get(id(x), x) for x in self.args]
+        return self.model(*args, **{name: copies.get(id(x), x) for name, x in self.kwargs.items()})
+
+    def _run(self, record: bool, freeze: bool, track: bool) -> Forward | None:
         watched: dict[str, Explained] = {}
         ranges: list[tuple[int, int, str]] = []
         recorder = Recorder() if record else None
+        tracker = Tracker(self.integers) if track else None
         with _gradients(self.model, self.preset, bool(self.integers), freeze), self._watch(watched, ranges):
-            with torch.inference_mode(False), torch.enable_grad(), _primitive_recurrence(self.model):
-                if recorder is not None:
-                    with recorder:
-                        raw = self.model(*self.args, **self.kwargs)
-                else:
-                    raw = self.model(*self.args, **self.kwargs)
+            with torch.enable_grad(), _primitive_recurrence(self.model):
+                with recorder or nullcontext(), tracker or nullcontext():
+                    raw = self._forward()
                 output = unwrap(raw)
             if output.grad_fn is None:
                 if freeze and not output.is_inference():
                     return None
                 graph_of([output], [])  # raises the error that names the cause
-            return self._graph(output, watched, ranges, recorder, freeze)
+            return self._graph(output, watched, ranges, recorder, tracker)
 
     def _graph(
         self,
@@ -152,7 +178,7 @@ class Call:
         watched: dict[str, Explained],
         ranges: list[tuple[int, int, str]],
         recorder: Recorder | None,
-        freeze: bool,
+        tracker: Tracker | None,
     ) -> Forward | None:
         whole = graph_of([output], [])
         reached = {id(handle) for handle in whole.handles}
@@ -161,11 +187,10 @@ class Call:
             for name, x in self.floats.items()
             if id(gradient_edge(x).node) in reached
         ]
-        sources += self._lookups(whole)
+        sources += self._lookups(whole, tracker)
         if not sources:
             return None
-        order = [*inspect.signature(self.model.forward).parameters]
-        sources.sort(key=lambda source: order.index(source.name) if source.name in order else len(order))
+        sources.sort(key=lambda source: self._rank(source.name))
         missing = [
             name for name in self.layers if name not in watched or id(watched[name].edges[0].node) not in reached
         ]
@@ -179,35 +204,28 @@ class Call:
         graph = replace(
             whole,
             inputs=tuple((index[edge.node], edge.output_nr) for edge in edges),
+            watched=frozenset((index[edge.node], edge.output_nr) for layer in layers for edge in layer.edges),
             modules=_labels(whole, ranges) if self.preset.modules else None,
         )
         if recorder is not None:
             graph = replace(graph, calls=recorder.by_node(graph))
         return Forward(output, graph, tuple(sources), layers)
 
-    def _lookups(self, graph: Graph) -> list[Explained]:
+    def _lookups(self, graph: Graph, tracker: Tracker | None) -> list[Explained]:
         """Embedding lookups by the integer argument whose values they use."""
         if not self.integers:
             return []
-        found: dict[str, list[tuple[GradientEdge, Tensor]]] = {}
-        for node, kind in enumerate(graph.types):
-            op = OPS.get(kind.__name__)
-            table = _parameter(graph, graph.edges[node][0]) if op is not None and op.lookup is not None else None
-            if op is None or op.lookup is None or table is None:
-                continue
-            saved = Saved(graph.handles[node])
-            indices = getattr(saved, op.lookup)
-            indices = indices[0] if isinstance(indices, tuple) and len(indices) == 1 else indices
-            if not isinstance(indices, Tensor):
-                continue
-            name = _same(indices, self.integers)
-            if name is not None:
-                value = op.forward(saved, table)  # type: ignore[misc]
-                found.setdefault(name, []).append((GradientEdge(graph.handles[node], 0), value))
+        lookups = list(_table_lookups(graph))
         sources = []
-        for name, pairs in found.items():
-            shape = self.integers[name].shape
-            sources.append(Explained(name, tuple(edge for edge, _ in pairs), tuple(v for _, v in pairs), shape))
+        for name, ids in self.integers.items():
+            taken = [lookup for lookup in lookups if _same_memory(lookup.indices, ids)]
+            taken = taken or [lookup for lookup in lookups if _same_values(lookup.indices, ids)]
+            if not taken and tracker is not None:
+                taken = [lookup for lookup in lookups if tracker.made_from(lookup.indices) == name]
+            if taken:
+                lookups = [lookup for lookup in lookups if lookup not in taken]
+                edges = tuple(GradientEdge(graph.handles[lookup.node], 0) for lookup in taken)
+                sources.append(Explained(name, edges, tuple(lookup.value for lookup in taken), ids.shape))
         return sources
 
     @contextmanager
@@ -278,6 +296,8 @@ def _gradients(model: nn.Module, preset: Preset, integers: bool, freeze: bool) -
     always, and the embeddings where token ids are explained.
     """
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    training = [m for m in model.modules() if m.training and isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    statistics = [(buffer, buffer.clone()) for module in training for buffer in module.buffers()]
     try:
         if freeze:
             follow = _followed(model, preset, integers)
@@ -292,16 +312,22 @@ def _gradients(model: nn.Module, preset: Preset, integers: bool, freeze: bool) -
     finally:
         for parameter, flag in before:
             parameter.requires_grad_(flag)
+        with torch.no_grad():
+            for buffer, value in statistics:  # batch norms in training mode move their running statistics
+                buffer.data.copy_(value)  # autograd may have saved the buffer: no new version
 
 
 def _followed(model: nn.Module, preset: Preset, integers: bool) -> set[int]:
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} if integers else set()
+    maps = (nn.Linear, nn.modules.conv._ConvNd)
+    weights = {id(m.weight) for m in model.modules() if isinstance(m, maps) or type(m).__name__ == "Conv1D"}
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    if integers:  # a table may be any parameter
+        embeddings |= {id(p) for p in model.parameters() if p.dim() >= 2 and id(p) not in weights}
     if preset.needs_parameters:
-        maps = (nn.Linear, nn.modules.conv._ConvNd)
-        weights = {id(m.weight) for m in model.modules() if isinstance(m, maps)}
         return {id(p) for p in model.parameters() if id(p) not in weights} | embeddings
     # following a bias makes autograd save nothing, and keeps its value where an activation's input must be rebuilt
-    return {id(p) for name, p in model.named_parameters() if name.endswith("bias")} | embeddings
+    biases = {id(p) for name, p in model.named_parameters() if name.endswith("bias")}
+    return biases | (embeddings if integers else set())
 
 
 def _parameter(graph: Graph, ref: tuple[int, int] | None) -> Tensor | None:
@@ -332,12 +358,55 @@ def _argument_names(model: nn.Module, count: int) -> list[str]:
     return (names + [f"argument {i}" for i in range(len(names), count)])[:count]
 
 
-def _same(indices: Tensor, arguments: dict[str, Tensor]) -> str | None:
-    """The argument that these indices are: by memory first, then by values."""
-    for name, argument in arguments.items():
-        if indices.data_ptr() == argument.data_ptr() and indices.numel() == argument.numel():
-            return name
-    for name, argument in arguments.items():
-        if indices.shape == argument.shape and torch.equal(indices.to(argument), argument):
-            return name
-    return None
+@dataclass(frozen=True, eq=False)
+class _Lookup:
+    """A node that looks rows up in a table of parameters."""
+
+    node: int
+    indices: Tensor
+    value: Tensor
+
+
+def _table_lookups(graph: Graph) -> Iterator[_Lookup]:
+    for node, kind in enumerate(graph.types):
+        op = OPS.get(kind.__name__)
+        if op is None or op.lookup is None or op.forward is None:
+            continue
+        table = _parameter(graph, graph.edges[node][0])
+        saved = Saved(graph.handles[node])
+        indices = getattr(saved, op.lookup) if table is not None else None
+        if isinstance(indices, tuple) and len(indices) == 1:
+            indices = indices[0]
+        if isinstance(indices, Tensor):
+            yield _Lookup(node, indices, op.forward(saved, table))
+
+
+def _same_memory(indices: Tensor, ids: Tensor) -> bool:
+    return indices.numel() == ids.numel() and indices.data_ptr() == ids.data_ptr()
+
+
+def _same_values(indices: Tensor, ids: Tensor) -> bool:
+    return indices.shape == ids.shape and torch.equal(indices.to(ids), ids)
+
+
+class Tracker(TorchDispatchMode):
+    """Follows integer arguments through elementwise operations (hashing, shifting) to tensors of the same shape."""
+
+    def __init__(self, arguments: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.names = {tensor.data_ptr(): name for name, tensor in arguments.items()}
+        self.shapes = {name: tensor.shape for name, tensor in arguments.items()}
+        self.alive: list[Tensor] = []  # so that no address is used twice
+
+    def made_from(self, tensor: Tensor) -> str | None:
+        return self.names.get(tensor.data_ptr())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not result.is_floating_point():
+            for argument in args:
+                name = self.made_from(argument) if isinstance(argument, Tensor) else None
+                if name is not None and result.shape == self.shapes[name]:
+                    self.names.setdefault(result.data_ptr(), name)
+                    self.alive.append(result)
+        return result

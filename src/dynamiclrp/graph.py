@@ -28,6 +28,7 @@ class Graph:
     outputs: tuple[Ref, ...]
     inputs: tuple[Ref, ...]
     handles: tuple[Any, ...] = field(repr=False)  # autograd's nodes; they live no longer than the call
+    watched: frozenset[Ref] = frozenset()  # those among the inputs that are only looked at on the way (layers)
     modules: tuple[str, ...] | None = None  # the innermost module of each node, where somebody watched the forward pass
     calls: dict[int, Any] = field(default_factory=dict, repr=False)  # recorded calls by node (see recorder.py)
 
@@ -39,7 +40,8 @@ class Graph:
         """Equal for two graphs exactly when one plan serves both. Holds no shapes and no values."""
         calls = frozenset(self.calls)
         widths = tuple(self.widths.items())
-        return (self.types, self.edges, self.attributes, widths, self.outputs, self.inputs, self.modules, calls)
+        ends = (self.outputs, self.inputs, self.watched)
+        return (self.types, self.edges, self.attributes, widths, ends, self.modules, calls)
 
     def name(self, node: int) -> str:
         """The operation's name: `AddmmBackward0` is `Addmm`."""
@@ -53,6 +55,11 @@ class Graph:
         """The node as error messages name it."""
         module = self.modules[node] if self.modules else ""
         return f"node {node} ({self.name(node)}{f' in {module}' if module else ''})"
+
+    @cached_property
+    def ends(self) -> frozenset[Ref]:
+        """The tensors where relevance ends."""
+        return frozenset(self.inputs) - self.watched
 
     @cached_property
     def runs(self) -> tuple[bool, ...]:

@@ -50,6 +50,7 @@ class Ledger:
         self._graph: Graph | None = graph
         self._plan: Plan | None = plan
         self._arrived: dict[int, tuple[float, float]] = {}
+        self._uncounted: set[int] = set()  # nodes next to a tensor whose value is lost
         self.entries: list[Entry] = []
         self.total = 0.0
         self.delivered = 0.0
@@ -86,7 +87,11 @@ class Ledger:
                     continue
                 r = s.double()
                 if step.form == "s":
-                    r = r * bounded(values.peek(value_key((step.node, number))).double())
+                    value = values.peek(value_key((step.node, number)))
+                    if value is None:  # lost: the consumer that delivered it could not count it either
+                        self._uncounted.add(step.node)
+                        continue
+                    r = r * bounded(value.double())
                 amount, magnitude = amount + float(r.sum()), magnitude + float(r.abs().sum())
             self._arrived[step.node] = amount, magnitude
 
@@ -98,11 +103,18 @@ class Ledger:
                     continue
                 r = g.double()
                 if forms.get(ref[0], "s") == "s":
-                    r = r * bounded(values.peek(operand_key(graph, step.node, position)).double())
+                    value = values.peek(operand_key(graph, step.node, position))
+                    if value is None:
+                        self._uncounted.add(step.node)
+                        continue
+                    r = r * bounded(value.double())
                 amount += float(r.sum())
             arrived, magnitude = self._arrived.pop(step.node)
-            kept = _reasons(graph, step, arrived - amount, incoming[0], values)
-            conserves = step.rule.conserves(step)
+            conserves = step.rule.conserves(step) and not step.convert and step.node not in self._uncounted
+            if step.node in self._uncounted:
+                kept = {"uncounted": arrived - amount}
+            else:
+                kept = _reasons(graph, step, conserves, arrived - amount, incoming[0], values)
             self.entries.append(Entry(step.node, step.name, step.rule, arrived, amount, kept, conserves, magnitude))
 
         return arriving, leaving
@@ -115,10 +127,14 @@ class Ledger:
         return "\n".join(f"{name:{width}}  {amount: .6g}" for name, amount in rows)
 
 
-def _reasons(graph: Graph, step: Step, amount: float, u: Tensor | None, values: Any) -> dict[str, float]:
+def _reasons(
+    graph: Graph, step: Step, conserves: bool, amount: float, u: Tensor | None, values: Any
+) -> dict[str, float]:
     """Who kept it."""
-    if step.rule.conserves(step):
+    if conserves:
         return {"rounding": amount} if amount else {}
+    if step.convert:
+        return {"zeros": amount}  # relevance of values that are exactly zero
     if isinstance(step.rule, Nothing):
         return {"blocked": amount}
     if isinstance(step.rule, LinearRule):

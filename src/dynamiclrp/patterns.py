@@ -140,9 +140,7 @@ def first_layers(graph: Graph) -> frozenset[int]:
     above: list[bool] = []  # does a linear map lie at or below this node, towards an input?
     first = []
     for node, edges in enumerate(graph.edges):
-        below = any(
-            ref is not None and graph.is_live(ref) and ref not in graph.inputs and above[ref[0]] for ref in edges
-        )
+        below = any(ref is not None and graph.is_live(ref) and ref not in graph.ends and above[ref[0]] for ref in edges)
         linear = graph.runs[node] and _kind(graph, node) in (Kind.LINEAR, Kind.CONV)
         if linear and not below and len(live_operands(graph, node)) == 1:
             first.append(node)
@@ -176,7 +174,7 @@ def folded_batch_norms(graph: Graph) -> dict[int, int]:
         if _kind(graph, node) is not Kind.BATCHNORM or not graph.runs[node] or attributes[node][0]:
             continue
         ref = graph.edges[node][0]
-        if ref is None or len(graph.consumers[ref]) > 1 or ref in graph.inputs:
+        if ref is None or len(graph.consumers[ref]) > 1 or ref in graph.ends:
             continue
         op = OPS[graph.types[ref[0]].__name__]
         if op.linear is None or op.linear.fold is None or live_operands(graph, ref[0]) != op.linear.factors[:1]:

@@ -125,6 +125,9 @@ def base_rules(**rules: Rule) -> dict[str, Rule]:
         Kind.BATCHNORM: Gradient(),
         Kind.ATTENTION: Attention(),
         Kind.STATISTIC: Gradient(),
+        Kind.TRANSFORM: Gradient(),
+        Kind.LOSS: Gradient(),
+        Kind.CONSTANT: Nothing(),
     }
     return {kind.value: rule for kind, rule in kinds.items()} | rules
 

@@ -66,9 +66,12 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        kept = args
+        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and not args[0].requires_grad:
+            kept = (args[0].clone(), *args[1:])  # what it will have overwritten
         result = func(*args, **kwargs)
         if torch.is_grad_enabled() or any(isinstance(a, Tensor) and a.requires_grad for a in _flat(args)):
-            self.calls.setdefault(next_sequence_number() - 1, self._call(func, args, kwargs))
+            self.calls.setdefault(next_sequence_number() - 1, self._call(func, kept, kwargs))
         return result
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

@@ -65,9 +65,9 @@ class Values:
         return value
 
     def peek(self, key: Key) -> Any:
-        """The value of a tensor, out of turn; only where values are kept to the end."""
+        """The value of a tensor, out of turn, or None if it is lost; only where values are kept to the end."""
         assert self.keep
-        return self.take(key)
+        return self.take(key) if key in self.ready or key in self.plan.sources else None
 
     def _release(self, key: Key) -> None:
         self.left[key] = self.left.get(key, 0) - 1

@@ -20,7 +20,7 @@ def unwrap(output: Any) -> Tensor:
     if getattr(output, "start_logits", None) is not None and getattr(output, "end_logits", None) is not None:
         return torch.stack([output.start_logits, output.end_logits], -1)
     for name in ("logits", "prediction_logits", "last_hidden_state"):
-        value = getattr(output, name, None)
+        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
         if isinstance(value, Tensor):
             return value
     values = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()

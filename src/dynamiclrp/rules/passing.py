@@ -101,12 +101,15 @@ class Attention(Rule):
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         live = here.step.live
-        pattern = self.weights if 2 in live else 1.0  # A alone takes all of what is left
-        value = 1 - self.lost - (self.weights if any(i != 2 for i in live) else 0.0)
-        both = 0.5 if 0 in live and 1 in live else 1.0
-        factors = (pattern * both, pattern * both, value, pattern)
-        if self.weights == 0 and any(i != 2 for i in live):
-            factors = (0.0, 0.0, value, 0.0)
+        pattern_live = any(position != 2 for position in live)
+        if 2 not in live:  # a product with one live factor: all to the pattern
+            pattern, value = 1.0, 0.0
+        elif not pattern_live:  # all to the values
+            pattern, value = 0.0, 1.0
+        else:
+            pattern, value = self.weights, 1 - self.weights - self.lost
+        each = pattern / 2 if 0 in live and 1 in live else pattern
+        factors = (each, each, value, pattern)  # query, key, value, bias
         return [
             None if g is None or factors[i] == 0 else g if factors[i] == 1 else g * factors[i]
             for i, g in enumerate(grads)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import OUT, Grads, Rule, bounded, divide, reduce_to, sign, stabilise, usable
+from .base import OUT, Grads, Rule, bounded, divide, reduce_to, sign, usable
 
 if TYPE_CHECKING:
     from ..run import Here
@@ -67,16 +67,23 @@ class ProductShare(Rule):
     def needs(self, step: Step) -> Iterable[int]:
         return step.live_factors if step.elementwise else ()
 
+    def passes_relevance(self, step: Step) -> bool:
+        return step.elementwise and step.live == step.live_factors
+
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if not here.step.elementwise:
             return here.on_live(grads, lambda g: g / len(here.step.live_factors))
         values = {i: here.operand(i) for i in here.step.live_factors}
         first, second = values.values()
         quotient = here.step.name == "Div"
-        y = first / second if quotient else first * second
         magnitude = [first.abs(), second.reciprocal().abs() if quotient else second.abs()]
-        r = s * y / stabilise(magnitude[0] + magnitude[1], self.eps)
-        shares = {i: divide(r * m, v) for (i, v), m in zip(values.items(), magnitude)}
+        total = magnitude[0] + magnitude[1]
+        if here.carries_s:
+            s = s * (first / second if quotient else first * second)
+        r = s / (total + usable(self.eps, total))
+        shares = {i: r * m for i, m in zip(values, magnitude)}
+        if here.carries_s:
+            shares = {i: divide(share, values[i]) for i, share in shares.items()}
         return [None if g is None else reduce_to(shares[i], g.shape) if i in shares else g for i, g in enumerate(grads)]
 
     def conserves(self, step: Step) -> bool:
