@@ -42,6 +42,8 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
         if kind is Kind.BATCHNORM and attributes[node][0]:
             kind = Kind.NORMALISE  # batch statistics
         rule = rule or _rule(graph, node, kind, preset, node in first)
+        if kind is Kind.PRODUCT and isinstance(rule, Uniform) and name == "Div":
+            rule, signal = SignalTakesAll(), 0  # a divisor's own backward would take back what the dividend gets
         if isinstance(rule, SignalTakesAll) and signal is None:
             signal = patterns.signal(graph, node)
             rule = rule if signal is not None else Uniform()
@@ -74,12 +76,15 @@ _MISSING = Op(Kind.FUNCTION)  # stands for an operation without a row
 
 def _product(graph: Graph, node: int, live: tuple[int, ...], preset: Preset) -> tuple[Kind, int | None, Rule | None]:
     """An elementwise product: a scaling, one written-out function, or two live factors."""
-    factors = (1, 2) if graph.name(node) == "Addcmul" else (0, 1)
-    if sum(i in factors for i in live) < 2:
-        return (Kind.SUM if 0 in live and 0 not in factors else Kind.SCALE), None, None
+    op = OPS[graph.types[node].__name__]
+    if sum(i in live for i in op.factors) < 2:
+        added = any(i not in op.factors for i in live)
+        return (Kind.SUM if added else Kind.SCALE if op.elementwise else Kind.TRANSFORM), None, None
     found = patterns.composite(graph, node)
     if found is not None:
         signal, kind = found
+        if kind is Kind.SOFTMAX and patterns.weighs_values(graph, node):
+            kind = Kind.WEIGHTS
         rule = _rule(graph, node, kind, preset, False)
         if isinstance(rule, Gradient):  # this kind keeps its gradient, and so do both factors
             return kind, None, rule
@@ -111,13 +116,10 @@ def _is_homogeneous(
         return op.linear.bias is None or op.linear.bias in absent or op.linear.bias in live
     if kind is Kind.SCALE:
         return True
-    if kind in (Kind.MOVEMENT, Kind.SUM, Kind.POOL):
-        return len(live) == len(edges) and graph.name(node) not in _WITH_CONSTANTS
+    if kind in (Kind.MOVEMENT, Kind.SUM, Kind.POOL, Kind.TRANSFORM):
+        carriers = op.carriers if op.carriers is not None else tuple(range(len(edges)))
+        return all(i in live for i in carriers) and not op.fills
     return False
-
-
-# These add or fill in constants that leave no edge.
-_WITH_CONSTANTS = frozenset({"MaskedFill", "ConstantPadNd", "Rsub", "CopySlices", "IndexPut", "Scatter"})
 
 
 def _refuse_unmatched_modules(graph: Graph, preset: Preset) -> None:

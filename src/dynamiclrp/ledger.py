@@ -85,13 +85,13 @@ class Ledger:
             for number, s in enumerate(grads):
                 if s is None:
                     continue
-                r = s.double()
+                r = _wide(s)
                 if step.form == "s":
                     value = values.peek(value_key((step.node, number)))
                     if value is None:  # lost: the consumer that delivered it could not count it either
                         self._uncounted.add(step.node)
                         continue
-                    r = r * bounded(value.double())
+                    r = _relevance(r, value)
                 amount, magnitude = amount + float(r.sum()), magnitude + float(r.abs().sum())
             self._arrived[step.node] = amount, magnitude
 
@@ -101,13 +101,13 @@ class Ledger:
                 g, ref = grads[position], graph.edges[step.node][position]
                 if g is None or ref is None:
                     continue
-                r = g.double()
+                r = _wide(g)
                 if forms.get(ref[0], "s") == "s":
                     value = values.peek(operand_key(graph, step.node, position))
                     if value is None:
                         self._uncounted.add(step.node)
                         continue
-                    r = r * bounded(value.double())
+                    r = _relevance(r, value)
                 amount += float(r.sum())
             arrived, magnitude = self._arrived.pop(step.node)
             conserves = step.rule.conserves(step) and not step.convert and step.node not in self._uncounted
@@ -125,6 +125,17 @@ class Ledger:
         rows += [("residual", self.residual)]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:{width}}  {amount: .6g}" for name, amount in rows)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _relevance(coefficient: Tensor, value: Tensor) -> Tensor:
+    value = _wide(value)
+    if value.is_complex():  # torch's gradients are conjugate
+        return (coefficient * value.conj()).real
+    return coefficient * bounded(value)
 
 
 def _reasons(

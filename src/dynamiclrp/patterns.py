@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from .graph import Graph, Ref
 from .ops import OPS, Kind
 
+# Views and copies that leave every value at its place (or spread it over new dimensions). Slices and transposes do not:
+# the halves of a packed projection are two tensors, not one.
+_IN_PLACE = frozenset({
+    "View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze", "Expand", "Clone", "Alias", "Contiguous", "ToCopy",
+})  # fmt: skip
 # Along these a value stays a linear function of one tensor, or becomes any function of it.
-_LINEAR_NAMES = frozenset({"Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "Sum", "ToCopy", "Expand"})
-_POINTWISE = frozenset(
-    {Kind.ACTIVATION, Kind.FUNCTION, Kind.SCALE, Kind.PRODUCT, Kind.MOVEMENT, Kind.SUM, Kind.STATISTIC}
-)
+_LINEAR_NAMES = frozenset({"Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "Sum"}) | _IN_PLACE
+_POINTWISE = frozenset({Kind.ACTIVATION, Kind.FUNCTION, Kind.SCALE, Kind.PRODUCT, Kind.SUM, Kind.STATISTIC})
 _REDUCTIONS = frozenset({"Mean", "Sum", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm"})
+_MEANS = frozenset({"VarMean", "StdMean"})  # whose second output is the mean
 _GATES = frozenset({"Sigmoid", "Hardsigmoid", "Softmax", "SafeSoftmax"})
 _LIMIT = 64  # nodes looked at for one composite; the longest in use has about a dozen
 
@@ -29,19 +33,23 @@ def composite(graph: Graph, node: int) -> tuple[int, Kind] | None:
     """Is this product one function of one tensor, `l(t) * h(t)` or `l(t) / h(t)` with l linear?
 
     Returns the position of the linear operand (the signal), and whether h is elementwise (an activation, such as a
-    hand-written GELU) or has a reduction inside (a normalisation, such as RMSNorm).
+    hand-written GELU) or a statistic (a normalisation, such as RMSNorm). A softmax written as exp(t) / sum(exp(t)) is one too.
     """
     positions = live_operands(graph, node)
     if len(positions) != 2:
         return None
     orders = [positions, positions[::-1]] if graph.name(node) == "Mul" else [positions]
     for signal, other in orders:
-        a, b = graph.edges[node][signal], graph.edges[node][other]
-        assert a is not None and b is not None
+        a, b = graph.operand(node, signal), graph.operand(node, other)
         for source in _linear_sources(graph, a):
             inside = _function_of(graph, b, source)
-            if inside is not None and _function_of(graph, a, source, linear=True) is not None:
-                return signal, Kind.NORMALISE if inside & _REDUCTIONS else Kind.ACTIVATION
+            if inside is None or _function_of(graph, a, source, linear=True) is None:
+                continue
+            if not inside & _REDUCTIONS:
+                return signal, Kind.ACTIVATION
+            if inside <= _LINEAR_NAMES:  # a plain sum is no statistic of spread
+                return (signal, Kind.SOFTMAX) if graph.name(_maker(graph, source)) == "Exp" else None
+            return signal, Kind.NORMALISE
     return None
 
 
@@ -51,12 +59,19 @@ def _linear_sources(graph: Graph, ref: Ref) -> Iterator[Ref]:
     while queue and len(seen) <= _LIMIT:
         current = queue.pop(0)
         yield current
-        name = graph.name(current[0])
-        if name in _LINEAR_NAMES or _kind(graph, current[0]) is Kind.MOVEMENT:
+        if _is_linear(graph, current):
             for operand in graph.edges[current[0]]:
                 if operand is not None and graph.is_live(operand) and operand not in seen:
                     seen.add(operand)
                     queue.append(operand)
+
+
+def _is_linear(graph: Graph, ref: Ref) -> bool:
+    """Is the tensor a linear function of the live operands of its node?"""
+    name = graph.name(ref[0])
+    if name in ("Mul", "Div"):
+        return len(live_operands(graph, ref[0])) == 1
+    return name in _LINEAR_NAMES or (name in _MEANS and ref[1] == 1)
 
 
 def _function_of(graph: Graph, ref: Ref, source: Ref, linear: bool = False) -> set[str] | None:
@@ -70,17 +85,12 @@ def _function_of(graph: Graph, ref: Ref, source: Ref, linear: bool = False) -> s
         node = current[0]
         live = live_operands(graph, node)
         name = graph.name(node)
-        kind = _kind(graph, node)
-        if not live or kind not in _POINTWISE or len(seen) > _LIMIT:
-            return None
-        if linear and not (name in _LINEAR_NAMES or kind is Kind.MOVEMENT):
-            return None
-        if linear and name in ("Mul", "Div") and len(live) > 1:
+        allowed = _is_linear(graph, current) if linear else name in _IN_PLACE or _kind(graph, node) in _POINTWISE
+        if not live or not allowed or len(seen) > _LIMIT:
             return None
         names.add(name)
         for position in live:
-            operand = graph.edges[node][position]
-            assert operand is not None
+            operand = graph.operand(node, position)
             if operand not in seen:
                 seen.add(operand)
                 stack.append(operand)

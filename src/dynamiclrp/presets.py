@@ -18,9 +18,11 @@ from .graph import op_name
 from .ops import OPS, Kind
 from .rules import (
     AbsoluteShare,
+    Affine,
     AlphaBeta,
     Attention,
     Box,
+    Carry,
     Epsilon,
     Flat,
     Gamma,
@@ -122,10 +124,10 @@ def base_rules(**rules: Rule) -> dict[str, Rule]:
         Kind.SOFTMAX: Gradient(),
         Kind.WEIGHTS: Gradient(),
         Kind.NORMALISE: ScaleFixed(),
-        Kind.BATCHNORM: Gradient(),
+        Kind.BATCHNORM: Affine(),
         Kind.ATTENTION: Attention(),
         Kind.STATISTIC: Gradient(),
-        Kind.TRANSFORM: Gradient(),
+        Kind.TRANSFORM: Carry(),
         Kind.LOSS: Gradient(),
         Kind.CONSTANT: Nothing(),
     }

@@ -187,7 +187,7 @@ class Sources:
                     self.table[key] = Absent()
                 elif attribute is not None:
                     self.table[key] = Kept(node, attribute)
-                elif node in self.graph.calls:
+                elif node in self.graph.calls and position in self.graph.calls[node].constants:
                     self.table[key] = Recorded(node, position)
 
     def _direct(self) -> None:

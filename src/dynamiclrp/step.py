@@ -46,19 +46,28 @@ class Step:
 
     @property
     def factors(self) -> tuple[int, ...]:
-        return self.op.linear.factors if self.op.linear else (1, 2) if self.name == "Addcmul" else (0, 1)
+        """Positions of the operands that are multiplied."""
+        return self.op.linear.factors if self.op.linear else self.op.factors
 
     @property
     def live_factors(self) -> tuple[int, ...]:
-        return (
-            tuple(i for i in self.live if i in self.factors)
-            if self.op.linear or self.kind is Kind.PRODUCT
-            else self.live
-        )
+        """Live operands that are multiplied; all live ones, where nothing is."""
+        if self.op.linear or self.op.kind is Kind.PRODUCT:
+            return tuple(i for i in self.live if i in self.factors)
+        return self.live
+
+    @property
+    def parts(self) -> int:
+        """Among how many live factors a product's relevance is divided; an operand may hold two of them."""
+        return sum(i in self.live for i in self.factors)
 
     @property
     def elementwise(self) -> bool:
-        return self.op.linear is None
+        return self.op.linear is None and self.op.elementwise
+
+    @property
+    def is_quotient(self) -> bool:
+        return self.name in ("Div", "Addcdiv")
 
     @property
     def hooks(self) -> tuple[bool, bool]:

@@ -1,4 +1,4 @@
-"""Elementwise functions. Those with f(0) = 0 are activations; for the others f(x)/x has no limit at 0."""
+"""Elementwise functions of neural networks. Those with f(0) = 0 are activations; for the others f(x)/x has no limit."""
 
 import math
 from typing import Any
@@ -20,6 +20,10 @@ def _gelu_ratio(n: Any) -> Tensor:
     return torch.special.ndtr(x)
 
 
+def _rrelu(n: Any, x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, x * n.noise) if n.training else F.leaky_relu(x, (n.lower + n.upper) / 2)
+
+
 row("ReluBackward0", A, result="result", forward=lambda n, x: F.relu(x), rectifies=True,
     ratio=lambda n: (n.result > 0).to(n.result.dtype))  # fmt: skip
 row("GeluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.gelu(x, approximate=n.approximate), ratio=_gelu_ratio)
@@ -30,20 +34,28 @@ row("HardswishBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.hardswish
     ratio=lambda n: F.hardsigmoid(n.self))  # fmt: skip
 row("LeakyReluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.leaky_relu(x, n.negative_slope),
     ratio=lambda n: torch.where(n.self > 0, 1.0, n.negative_slope).to(n.self.dtype))  # fmt: skip
-row("LeakyReluBackward1", A, result="result")
+row("LeakyReluBackward1", A, result="result", forward=lambda n, x: F.leaky_relu(x, n.negative_slope),
+    ratio=lambda n: torch.where(n.result > 0, 1.0, n.negative_slope).to(n.result.dtype))  # fmt: skip
+row("RreluWithNoiseBackward0", A, saved=KEEPS_INPUT, forward=_rrelu)
+row("RreluWithNoiseFunctionalBackward0", A, saved=KEEPS_INPUT)  # it draws its noise anew
+row("RreluWithNoiseBackward1", A, result="result", forward=_rrelu)
 row("PreluKernelBackward0", A, saved={0: ("self", None), 1: ("weight", None)},
     forward=lambda n, x, w: torch.where(x > 0, x, w * x))  # fmt: skip
 row("HardtanhBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.hardtanh(x, n.min_val, n.max_val))
 row("EluBackward0", A, saved=KEEPS_INPUT,
     forward=lambda n, x: torch.ops.aten.elu(x, n.alpha, n.scale, n.input_scale))  # fmt: skip
+row("EluBackward1", A, result="result", forward=lambda n, x: torch.ops.aten.elu(x, n.alpha, n.scale, n.input_scale))
 row("CeluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.celu(x, n.alpha))
+row("CeluBackward1", A, result="result", forward=lambda n, x: F.celu(x, n.alpha))
+row("HardshrinkBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.hardshrink(x, n.lambd))
+row("SoftshrinkBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.softshrink(x, n.lambd))
 row("TanhBackward0", A, result="result", forward=lambda n, x: x.tanh())
 row("ErfBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.erf())
 row("SinBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.sin())
 row("AbsBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.abs())
 row("PowBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.pow(n.exponent), signature=lambda n: (n.exponent,))
-row("ThresholdBackward0", A, saved=KEEPS_INPUT)
-row("ClampBackward0 ClampBackward1", A, saved=KEEPS_INPUT)
+row("ThresholdBackward0 ThresholdBackward1", A, saved=KEEPS_INPUT)
+row("ClampBackward1", A, saved=KEEPS_INPUT, forward=lambda n, x: x.clamp(n.min, n.max))
 row("ClampMinBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.clamp_min(n.min))
 row("ClampMaxBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.clamp_max(n.max))
 
@@ -60,16 +72,3 @@ row("CosBackward0", N, saved=KEEPS_INPUT, forward=lambda n, x: x.cos())
 row("SqrtBackward0", N, result="result", forward=lambda n, x: x.sqrt())
 row("RsqrtBackward0", N, result="result", forward=lambda n, x: x.rsqrt())
 row("ReciprocalBackward0", N, result="result", forward=lambda n, x: x.reciprocal())
-
-row("SoftmaxBackward0 SafeSoftmaxBackward0", Kind.SOFTMAX, result="result", forward=lambda n, x: x.softmax(n.dim))
-row("LogSoftmaxBackward0", Kind.SOFTMAX, result="result", forward=lambda n, x: x.log_softmax(n.dim))
-row("LogsumexpBackward0", Kind.SOFTMAX, saved=KEEPS_INPUT, result="result")
-
-row("VarBackward0", Kind.STATISTIC, saved=KEEPS_INPUT,
-    forward=lambda n, x: torch.var(x, n.dim, correction=n.correction, keepdim=n.keepdim))  # fmt: skip
-row("StdBackward0", Kind.STATISTIC, saved=KEEPS_INPUT, result="result",
-    forward=lambda n, x: torch.std(x, n.dim, correction=n.correction, keepdim=n.keepdim))  # fmt: skip
-row("VarMeanBackward0 StdMeanBackward0", Kind.STATISTIC, saved=KEEPS_INPUT)
-row("LinalgVectorNormBackward0", Kind.STATISTIC, saved=KEEPS_INPUT, result="result",
-    forward=lambda n, x: torch.linalg.vector_norm(x, n.ord, n.dim, n.keepdim))  # fmt: skip
-row("NormBackward0 NormBackward1 NormBackward2", Kind.STATISTIC, saved=KEEPS_INPUT, result="result")

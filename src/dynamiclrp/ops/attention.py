@@ -19,3 +19,5 @@ row("ScaledDotProductFlashAttentionBackward0 ScaledDotProductCudnnAttentionBackw
     saved=_QKV, result="output", forward=lambda n, q, k, v, bias=None: _attend(n, q, k, v, bias))  # fmt: skip
 row("ScaledDotProductEfficientAttentionBackward0 ScaledDotProductFusedAttentionOverrideableBackward0", Kind.ATTENTION,
     saved=_QKV, result="output", forward=lambda n, q, k, v, bias=None: _attend(n, q, k, v, bias))  # fmt: skip
+row("FlashAttentionBackward0 EfficientAttentionBackward0 CudnnAttentionBackward0", Kind.ATTENTION,
+    saved=_QKV, result="output")  # fmt: skip

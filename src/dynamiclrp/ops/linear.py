@@ -49,28 +49,57 @@ row("DotBackward0", Kind.LINEAR, saved={0: ("self", 1), 1: ("tensor", 0)}, forwa
     linear=LinearMap((0, 1), _matmul, lambda n, which, u, a, b: u * (b if which == 0 else a)))  # fmt: skip
 
 
-def _convolve(n: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.aten.convolution(
-        x, w, bias, n.stride, n.padding, n.dilation, n.transposed, n.output_padding, n.groups
-    )
+def _addmv_transposed(n: Any, which: int, u: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return n.alpha * (u[:, None] * b if which == 0 else a.t() @ u)
 
 
-def _convolve_transposed(n: Any, which: int, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    mask = [which == 0, which == 1, False]
-    grads = torch.ops.aten.convolution_backward(
-        u, x, w, None, n.stride, n.padding, n.dilation, n.transposed, n.output_padding, n.groups, mask
-    )
-    return grads[which]
+def _outer(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = n.alpha * torch.outer(a, b)
+    return product if bias is None else product + bias
 
 
-def _scale_filters(n: Any, w: Tensor, scale: Tensor) -> Tensor:
-    return w * scale.reshape(-1, *[1] * (w.dim() - 1))
+def _addbmm(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = n.alpha * torch.bmm(a, b).sum(0)
+    return product if bias is None else product + bias
 
 
-row("ConvolutionBackward0 ConvolutionOverrideableBackward0", Kind.CONV,
-    saved={0: ("input", None), 1: ("weight", None)},
-    forward=_convolve,
-    linear=LinearMap((0, 1), _convolve, _convolve_transposed, bias=2, fold=_scale_filters,
-                     spread=lambda n, b: b.reshape(-1, *[1] * (len(n.shape) - 2))),
-    signature=lambda n: (bool(n.bias_sym_sizes_opt) and n.bias_sym_sizes_opt != (0,), n.transposed),
-    absent=lambda signature: () if signature[0] else (2,))  # fmt: skip
+row("VdotBackward0", Kind.LINEAR, saved={0: ("self", 1), 1: ("other", 0)}, forward=lambda n, a, b: torch.vdot(a, b),
+    linear=LinearMap((0, 1), lambda n, a, b, bias=None: torch.vdot(a, b),
+                     lambda n, which, u, a, b: u * (b if which == 0 else a)))  # fmt: skip
+row("AddmvBackward0", Kind.LINEAR, saved={1: ("mat", 2), 2: ("vec", 1)},
+    forward=lambda n, c, a, b: torch.addmv(c, a, b, beta=n.beta, alpha=n.alpha),
+    linear=LinearMap((1, 2), _addmm, _addmv_transposed, bias=0, factor=lambda n: n.beta))  # fmt: skip
+row("AddrBackward0", Kind.LINEAR, saved={1: ("vec1", 2), 2: ("vec2", 1)},
+    forward=lambda n, c, a, b: torch.addr(c, a, b, beta=n.beta, alpha=n.alpha),
+    linear=LinearMap((1, 2), _outer,
+                     lambda n, which, u, a, b: n.alpha * (u @ b if which == 0 else u.t() @ a),
+                     bias=0, factor=lambda n: n.beta))  # fmt: skip
+row("AddbmmBackward0", Kind.LINEAR, saved={1: ("batch1", 2), 2: ("batch2", 1)},
+    forward=lambda n, c, a, b: torch.addbmm(c, a, b, beta=n.beta, alpha=n.alpha),
+    linear=LinearMap((1, 2), _addbmm, lambda n, which, u, a, b: n.alpha * _matmul_transposed(n, which, u, a, b),
+                     bias=0, factor=lambda n: n.beta))  # fmt: skip
+
+# What other backends make of a linear layer: its weight is (out, in).
+_LINEAR = LinearMap(
+    (0, 1),
+    lambda n, x, w, bias=None: torch.nn.functional.linear(x, w, bias),
+    lambda n, which, u, x, w: u @ w if which == 0 else u.flatten(0, -2).t() @ x.flatten(0, -2),
+    bias=2,
+    fold=lambda n, w, scale: w * scale[:, None],
+)
+row("LinearBackward0", Kind.LINEAR, saved={0: ("input", None), 1: ("weight", None)}, linear=_LINEAR,
+    forward=lambda n, x, w, b=None: torch.nn.functional.linear(x, w, b))  # fmt: skip
+row("MkldnnLinearBackward0", Kind.LINEAR, saved={0: ("self", None), 1: ("weight", None)}, linear=_LINEAR)
+row("MatmulBackward0", Kind.LINEAR, saved={0: ("self", None), 1: ("other", None)}, linear=_MM, forward=_matmul)
+
+
+def _grouped_mm(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch._grouped_mm(a, b, n.offs)
+
+
+def _grouped_mm_transposed(n: Any, which: int, u: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return _grouped_mm(n, u, b.mT) if which == 0 else _grouped_mm(n, a.mT, u)
+
+
+row("GroupedMmBackward0", Kind.LINEAR, saved=_TWO, forward=_grouped_mm,
+    linear=LinearMap((0, 1), _grouped_mm, _grouped_mm_transposed))  # fmt: skip

@@ -54,7 +54,13 @@ def _batch_norm_fixed(n: Any, s: Tensor) -> Tensor:
 
 
 def _eps(n: Any) -> float:
-    return n.eps if type(n.node).__name__.startswith("Native") else n.epsilon  # cuDNN's and MIOpen's name
+    return n.eps if hasattr(n.node, "_saved_eps") else n.epsilon  # cuDNN's and MIOpen's name
+
+
+def _in_training(n: Any) -> bool:
+    """Batch statistics? Some variants of batch norm say so by their name."""
+    name = type(n.node).__name__
+    return "WithUpdate" in name or (n.training if hasattr(n.node, "_saved_training") else False)
 
 
 def batch_norm_affine(n: Any) -> tuple[Tensor, Tensor]:
@@ -64,7 +70,8 @@ def batch_norm_affine(n: Any) -> tuple[Tensor, Tensor]:
 
 
 def _batch_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    return F.batch_norm(x, n.running_mean, n.running_var, weight, bias, n.training, 0.0, _eps(n))
+    mean, var = (getattr(n, name, None) for name in ("running_mean", "running_var"))
+    return F.batch_norm(x, mean, var, weight, bias, _in_training(n) or mean is None, 0.0, _eps(n))
 
 
 row("NativeLayerNormBackward0", Kind.NORMALISE,
@@ -74,9 +81,16 @@ row("NativeGroupNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("
     fixed=_group_norm_fixed, signature=lambda n: (n.weight is not None,),
     absent=lambda signature: () if signature[0] else (1, 2),
     forward=lambda n, x, w=None, b=None: F.group_norm(x, n.group, w, b, n.eps))  # fmt: skip
-row("FusedRmsNormBackward0 RmsNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
+row("FusedRmsNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
     fixed=_rms_norm_fixed)  # fmt: skip
-row("NativeBatchNormBackward0 CudnnBatchNormBackward0 MiopenBatchNormBackward0", Kind.BATCHNORM,
-    saved={0: ("input", None), 1: ("weight", None)}, fixed=_batch_norm_fixed, forward=_batch_norm,
-    signature=lambda n: (n.training, n.weight is not None),
-    absent=lambda signature: () if signature[1] else (1, 2))  # fmt: skip
+for _names in (
+    "NativeBatchNormBackward0 CudnnBatchNormBackward0 MiopenBatchNormBackward0",
+    "NativeBatchNormLegitBackward0 NativeBatchNormLegitBackward1 NativeBatchNormLegitNoTrainingBackward0",
+    "BatchNormWithUpdateBackward0 BatchNormNoUpdateBackward0",
+):
+    row(_names, Kind.BATCHNORM,
+        saved={0: ("input", None), 1: ("weight", None)}, fixed=_batch_norm_fixed, forward=_batch_norm,
+        signature=lambda n: (_in_training(n), n.weight is not None),
+        absent=lambda signature: () if signature[1] else (1, 2))  # fmt: skip
+row("WeightNormInterfaceBackward0", Kind.NORMALISE, saved={0: ("v", None), 1: ("g", None)},
+    fixed=lambda n, s: s * (n.g / n.result1), forward=lambda n, v, g: v * (g / n.result1))  # fmt: skip

@@ -15,20 +15,33 @@ def _reduced(n: Any, x: Tensor, reduce: Any) -> Tensor:
     return reduce(x, n.dim or None, n.keepdim, dtype=n.dtype)
 
 
+# Either operand may be missing: then the sum of the other alone is asked for.
+def _index_add(n: Any, x: Tensor | None, source: Tensor | None = None) -> Tensor | None:
+    if source is None:
+        return x
+    return (source.new_zeros(n.shape) if x is None else x).index_add(n.dim, n.index, source, alpha=n.alpha)
+
+
+def _scatter_add(n: Any, x: Tensor | None, source: Tensor | None = None) -> Tensor | None:
+    if source is None:
+        return x
+    return (source.new_zeros(n.shape) if x is None else x).scatter_add(n.dim, n.index, source)
+
+
 row("AddBackward0", S, forward=lambda n, a, b: torch.add(a, b, alpha=n.alpha), weights=lambda n: (1, n.alpha))
 row("SubBackward0", S, forward=lambda n, a, b: torch.sub(a, b, alpha=n.alpha), weights=lambda n: (1, -n.alpha))
 row("RsubBackward0", S, weights=lambda n: (-n.alpha, 1))
-row("RsubBackward1", S, weights=lambda n: (-n.alpha,))
-row("AddBackward1 SubBackward1", S, weights=lambda n: (1,))
+row("RsubBackward1", S, weights=lambda n: (-n.alpha,), fills=True)
+row("AddBackward1 SubBackward1", S, weights=lambda n: (1,), fills=True)
 row("SumBackward0", S, forward=lambda n, x: x.sum(dtype=n.dtype))
 row("SumBackward1", S, forward=lambda n, x: _reduced(n, x, torch.sum))
 row("MeanBackward0", S, forward=lambda n, x: x.mean(dtype=n.dtype))
 row("MeanBackward1", S, forward=lambda n, x: _reduced(n, x, torch.mean))
-row("CumsumBackward0", S, forward=lambda n, x: x.cumsum(n.dim, dtype=n.dtype))
-row("LerpBackward0", S)
-row("IndexAddBackward0 ScatterAddBackward0", S)
-row("UpsampleBilinear2DBackward0 UpsampleBicubic2DBackward0 UpsampleLinear1DBackward0", S)
-row("UpsampleBilinear2DAaBackward0 UpsampleBicubic2DAaBackward0", S)
+row("NansumBackward0", S, saved={0: ("self", None)}, forward=lambda n, x: _reduced(n, x, torch.nansum))
+row("TraceBackward0", S, forward=lambda n, x: x.trace())
+row("LerpBackward0", S, forward=lambda n, a, b: torch.lerp(a, b, n.weight), weights=lambda n: (1 - n.weight, n.weight))
+row("IndexAddBackward0", S, forward=_index_add)
+row("ScatterAddBackward0", S, forward=_scatter_add)
 
 P = Kind.POOL
 
@@ -37,9 +50,13 @@ def _avg_pool2d(n: Any, x: Tensor) -> Tensor:
     return F.avg_pool2d(x, n.kernel_size, n.stride, n.padding, n.ceil_mode, n.count_include_pad, n.divisor_override)
 
 
+def _avg_pool3d(n: Any, x: Tensor) -> Tensor:
+    return F.avg_pool3d(x, n.kernel_size, n.stride, n.padding, n.ceil_mode, n.count_include_pad, n.divisor_override)
+
+
 row("AvgPool2DBackward0", P, saved={0: ("self", None)}, forward=_avg_pool2d)
-row("AvgPool3DBackward0", P, saved={0: ("self", None)})
-row("AdaptiveAvgPool2DBackward0", P, saved={0: ("self", None)},
+row("AvgPool3DBackward0", P, saved={0: ("self", None)}, forward=_avg_pool3d)
+row("AdaptiveAvgPool2DBackward0 MkldnnAdaptiveAvgPool2DBackward0", P, saved={0: ("self", None)},
     forward=lambda n, x: F.adaptive_avg_pool2d(x, tuple(n.shape[-2:])))  # fmt: skip
 row("AdaptiveAvgPool3DBackward0", P, saved={0: ("self", None)},
     forward=lambda n, x: F.adaptive_avg_pool3d(x, tuple(n.shape[-3:])))  # fmt: skip

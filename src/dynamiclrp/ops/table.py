@@ -35,7 +35,10 @@ class Kind(str, Enum):
     NORMALISE = "normalise"
     BATCHNORM = "batchnorm"
     ATTENTION = "attention"
-    STATISTIC = "statistic"  # norms and variances
+    STATISTIC = "statistic"  # norms, variances, distances: nonlinear functions of several values
+    TRANSFORM = "transform"  # fixed linear maps without parameters: Fourier transforms, interpolation, scans
+    LOSS = "loss"
+    CONSTANT = "constant"  # the derivative is zero everywhere: steps, comparisons, fills, random draws
 
     def __str__(self) -> str:
         return self.value
@@ -72,6 +75,10 @@ class Op:
     fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
     weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
     rectifies: bool = False  # zero gradient wherever output differs from input: output serves as input
+    factors: tuple[int, ...] = (0, 1)  # products: positions of the operands that are multiplied; twice, if it holds two
+    elementwise: bool = True  # products: does each element meet only its own counterpart?
+    carriers: tuple[int, ...] | None = None  # transforms: operands whose values go through; the others only steer them
+    fills: bool = False  # its output may hold more than its operands gave: constants that leave no edge
     lookup: str | None = None  # the attribute that holds integer indices into operand 0
     signature: Callable[[Any], tuple[Any, ...]] | None = None  # saved → what decides the plan beyond the graph
     absent: Callable[[tuple[Any, ...]], tuple[int, ...]] = lambda signature: ()  # optional operands left out

@@ -2,15 +2,17 @@
 
 from .base import OUT, Gradient, Grads, Move, Nothing, Rule
 from .linear import AlphaBeta, Box, Epsilon, Flat, Gamma, LinearRule, WSquare, ZPlus
-from .passing import Attention, Identity, PassScale, Relay, ScaleFixed
+from .passing import Affine, Attention, Carry, Identity, PassScale, Relay, ScaleFixed
 from .shares import AbsoluteShare, ProductShare, SignalTakesAll, Uniform, UniformPool
 
 __all__ = [
     "OUT",
     "AbsoluteShare",
+    "Affine",
     "AlphaBeta",
     "Attention",
     "Box",
+    "Carry",
     "Epsilon",
     "Flat",
     "Gamma",

@@ -132,11 +132,12 @@ class Gamma(_SignedRule):
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         r, z = self.relevance(here, s)
+        positive = here.step.rectified and not (self.bias == "absolute" and here.step.has_bias)
         # d has the sign of z, and |d| = (1 + γ/2)|z| + γ/2 q
-        d = (z if here.step.rectified else z.abs()).mul(1 + self.gamma / 2)
+        d = (z if positive else z.abs()).mul(1 + self.gamma / 2)
         v = r / d.add_(self.magnitude(here), alpha=self.gamma / 2).add_(usable(self.eps, d))
-        v = v if here.step.rectified else torch.where(z == 0, 0, v)
-        u = v if here.step.rectified else v * z.sign()
+        v = v if positive else torch.where(z == 0, 0, v)
+        u = v if positive else v * z.sign()
         if here.wants_bias and self.bias == "proportional":
             here.bias_coefficient = torch.where((z > 0) == (here.bias > 0), u * (1 + self.gamma), u)
         here.stash = v
@@ -204,7 +205,10 @@ class _FirstLayerRule(LinearRule):
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         relevance = self.distribute(here, here.stash)
-        return here.on_live(grads, lambda g: relevance)
+        grads = here.on_live(grads, lambda g: relevance)
+        if here.wants_bias and here.bias_coefficient is None:  # the bias has no part in this rule
+            grads[here.step.bias] = None
+        return self.give_bias(here, grads)
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         here.stash, _ = self.relevance(here, s)
@@ -238,7 +242,10 @@ class WSquare(_FirstLayerRule):
         d = here.product(x, w)
         if here.step.has_bias:
             d = d + here.bias**2
-        return here.transposed(r / stabilise(d, self.eps), x, w)
+        u = r / stabilise(d, self.eps)
+        if here.wants_bias:
+            here.bias_coefficient = u * here.bias**2
+        return here.transposed(u, x, w)
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,40 @@ class PassScale(Rule):
 
 
 @dataclass(frozen=True)
+class Carry(Rule):
+    """A fixed linear map: the values that go through carry all relevance; what only steers them (a grid) takes none."""
+
+    kinds = frozenset({"transform"})
+
+    def _steering(self, step: Step) -> tuple[int, ...]:
+        carriers = step.op.carriers
+        if carriers is None or not any(i in carriers for i in step.live):
+            return ()
+        return tuple(i for i in step.live if i not in carriers)
+
+    def edits(self, step: Step) -> tuple[bool, bool]:
+        return False, bool(self._steering(step))
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        steering = self._steering(here.step)
+        return [None if i in steering else g for i, g in enumerate(grads)]
+
+    def conserves(self, step: Step) -> bool:
+        return step.homogeneous
+
+
+@dataclass(frozen=True)
+class Affine(Rule):
+    """Batch norm in eval mode: its own backward, the affine map's."""
+
+    kinds = frozenset({"batchnorm"})
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        # torch 2.13's CPU kernel reads the gradient of a single row wrongly when its strides are channels-last
+        return s.contiguous() if s.shape[0] == 1 else s
+
+
+@dataclass(frozen=True)
 class Attention(Rule):
     """Fused attention as the products it is made of: `weights` of A·v to A, split between q and k; the rest to v.
 

@@ -72,14 +72,15 @@ class ProductShare(Rule):
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if not here.step.elementwise:
-            return here.on_live(grads, lambda g: g / len(here.step.live_factors))
+            return here.on_live(grads, lambda g: g / here.step.parts)
         values = {i: here.operand(i) for i in here.step.live_factors}
         first, second = values.values()
-        quotient = here.step.name == "Div"
+        quotient = here.step.is_quotient
         magnitude = [first.abs(), second.reciprocal().abs() if quotient else second.abs()]
         total = magnitude[0] + magnitude[1]
         if here.carries_s:
             s = s * (first / second if quotient else first * second)
+            s = s * here.saved.value if here.step.name.startswith("Addc") else s
         r = s / (total + usable(self.eps, total))
         shares = {i: r * m for i, m in zip(values, magnitude)}
         if here.carries_s:
@@ -101,10 +102,10 @@ class Uniform(Rule):
         return (step.live == step.live_factors, step.live != step.live_factors)
 
     def before(self, here: Here, s: Tensor) -> Tensor:
-        return s / len(here.step.live_factors)
+        return s / here.step.parts
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return here.on_live(grads, lambda g: g / len(here.step.live_factors))
+        return here.on_live(grads, lambda g: g / here.step.parts)
 
     def conserves(self, step: Step) -> bool:
         return True
