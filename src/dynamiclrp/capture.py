@@ -6,7 +6,7 @@ It knows nothing of rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,8 +29,6 @@ OPAQUE = {
     "DifferentiableGraphBackward": "explain the plain module or function instead of the scripted one",
     "CppFunction": "if it is scripted (torch.jit), explain the plain module or function instead",
 }
-
-SPLITS = frozenset({"SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"})
 
 _SIGN_BIT = 1 << 63
 
@@ -125,10 +123,12 @@ def capture(
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor | GradientEdge],
     signatures: Mapping[str, Callable[[Saved], tuple[Any, ...]]],
+    joined: Collection[str] = (),
 ) -> Graph:
     """Walk from the outputs down to the inputs' graph, iteratively, in one canonical order.
 
-    `signatures` says for some node types which of their saved values decide a plan.
+    `signatures` says for some node types which of their saved values decide a plan; of the node types in `joined` the
+    number of outputs is noted.
     """
     roots = [_root(output, number) for number, output in enumerate(outputs)]
     index: dict[Any, int] = {}  # holding the wrappers keeps their identity stable during the walk
@@ -160,7 +160,7 @@ def capture(
     _refuse_opaque(set(types))
     deciding = {kind: signatures[kind.__name__] for kind in set(types) if kind.__name__ in signatures}
     attributes = tuple((i, deciding[kind](Saved(handles[i]))) for i, kind in enumerate(types) if kind in deciding)
-    splits = {kind for kind in set(types) if kind.__name__ in SPLITS}
+    splits = {kind for kind in set(types) if kind.__name__ in joined}
     return Graph(
         widths={i: len(handles[i]._input_metadata) for i, kind in enumerate(types) if kind in splits} if splits else {},
         types=types,

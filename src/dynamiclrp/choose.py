@@ -79,7 +79,8 @@ def _product(graph: Graph, node: int, live: tuple[int, ...], preset: Preset) -> 
     op = OPS[graph.types[node].__name__]
     if sum(i in live for i in op.factors) < 2:
         added = any(i not in op.factors for i in live)
-        return (Kind.SUM if added else Kind.SCALE if op.elementwise else Kind.TRANSFORM), None, None
+        scales = op.elementwise and not added and len(graph.edges[node]) == len(op.factors)
+        return (Kind.SCALE if scales else Kind.TRANSFORM), None, None
     found = patterns.composite(graph, node)
     if found is not None:
         signal, kind = found
@@ -116,6 +117,8 @@ def _is_homogeneous(
         return op.linear.bias is None or op.linear.bias in absent or op.linear.bias in live
     if kind is Kind.SCALE:
         return True
+    if op.kind is Kind.PRODUCT:
+        return False  # something is added to it, or it holds both factors
     if kind in (Kind.MOVEMENT, Kind.SUM, Kind.POOL, Kind.TRANSFORM):
         carriers = op.carriers if op.carriers is not None else tuple(range(len(edges)))
         return all(i in live for i in carriers) and not op.fills

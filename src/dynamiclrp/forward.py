@@ -38,7 +38,8 @@ _one_at_a_time = threading.RLock()
 def graph_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor | GradientEdge]) -> Graph:
     """Capture with the signatures that the table of operations asks for."""
     signatures = {name: op.signature for name, op in OPS.items() if op.signature is not None}
-    return capture(outputs, inputs, signatures)
+    joined = {name for name, op in OPS.items() if op.join is not None}
+    return capture(outputs, inputs, signatures, joined)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,19 @@ class Explained:
     edges: tuple[GradientEdge, ...]
     values: tuple[Tensor, ...]
     tokens: torch.Size | None = None  # token ids: sum over the embedding dimension, in the ids' shape
+    origins: tuple[Tensor, ...] = ()  # where the elements of each lookup stand among the ids, if not in the same place
+
+    def show(self, relevances: list[Tensor]) -> Tensor:
+        """The relevance as the user sees it: of the tensor itself, or one number per token."""
+        if self.tokens is None:
+            return relevances[0] if len(relevances) == 1 else torch.stack(relevances).sum(0)
+        per_token = [relevance.sum(-1) for relevance in relevances]
+        if not self.origins:
+            return torch.stack([relevance.reshape(self.tokens) for relevance in per_token]).sum(0)
+        total = per_token[0].new_zeros(self.tokens.numel() + 1)  # the last one takes what came from nowhere (padding)
+        for relevance, origin in zip(per_token, self.origins):
+            total.index_add_(0, origin.flatten() % len(total), relevance.flatten())
+        return total[:-1].reshape(self.tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +88,7 @@ class Forward:
         def collect(sources: tuple[Explained, ...]) -> dict[str, Tensor]:
             shown: dict[str, Tensor] = {}
             for source in sources:
-                parts = [next(left) for _ in source.edges]
-                if source.tokens is not None:
-                    parts = [part.sum(-1).reshape(source.tokens) for part in parts]
-                total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-                shown[source.name] = total
+                shown[source.name] = source.show([next(left) for _ in source.edges])
             return shown
 
         relevances = collect(self.sources)
@@ -220,12 +230,16 @@ class Call:
         for name, ids in self.integers.items():
             taken = [lookup for lookup in lookups if _same_memory(lookup.indices, ids)]
             taken = taken or [lookup for lookup in lookups if _same_values(lookup.indices, ids)]
+            origins: tuple[Tensor, ...] = ()
             if not taken and tracker is not None:
-                taken = [lookup for lookup in lookups if tracker.made_from(lookup.indices) == name]
+                entries = [(lookup, tracker.made_from(lookup.indices)) for lookup in lookups]
+                made = [(lookup, entry[1]) for lookup, entry in entries if entry is not None and entry[0] == name]
+                taken, origins = [lookup for lookup, _ in made], tuple(origin for _, origin in made)
             if taken:
                 lookups = [lookup for lookup in lookups if lookup not in taken]
                 edges = tuple(GradientEdge(graph.handles[lookup.node], 0) for lookup in taken)
-                sources.append(Explained(name, edges, tuple(lookup.value for lookup in taken), ids.shape))
+                values = tuple(lookup.value for lookup in taken)
+                sources.append(Explained(name, edges, values, ids.shape, origins))
         return sources
 
     @contextmanager
@@ -390,23 +404,75 @@ def _same_values(indices: Tensor, ids: Tensor) -> bool:
 
 
 class Tracker(TorchDispatchMode):
-    """Follows integer arguments through elementwise operations (hashing, shifting) to tensors of the same shape."""
+    """Follows integer arguments through the forward pass, element by element, to the lookups they end in.
+
+    Beside each tensor made from an argument it keeps where its elements came from (-1: from nowhere). Operations that move
+    elements move those too; elementwise ones (hashing, shifting, clamping) keep them.
+    """
 
     def __init__(self, arguments: dict[str, Tensor]) -> None:
         super().__init__()
-        self.names = {tensor.data_ptr(): name for name, tensor in arguments.items()}
-        self.shapes = {name: tensor.shape for name, tensor in arguments.items()}
+        self.origins: dict[Any, tuple[str, Tensor]] = {}
         self.alive: list[Tensor] = []  # so that no address is used twice
+        for name, ids in arguments.items():
+            self._enter(ids, name, torch.arange(ids.numel(), device=ids.device).reshape(ids.shape))
 
-    def made_from(self, tensor: Tensor) -> str | None:
-        return self.names.get(tensor.data_ptr())
+    def made_from(self, tensor: Tensor) -> tuple[str, Tensor] | None:
+        """The argument that a tensor was made from, and where in it each element came from."""
+        return self.origins.get(_identity(tensor))
+
+    def _enter(self, tensor: Tensor, name: str, origin: Tensor) -> None:
+        self.origins.setdefault(_identity(tensor), (name, origin))
+        self.alive.append(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and not result.is_floating_point():
-            for argument in args:
-                name = self.made_from(argument) if isinstance(argument, Tensor) else None
-                if name is not None and result.shape == self.shapes[name]:
-                    self.names.setdefault(result.data_ptr(), name)
-                    self.alive.append(result)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if not all(isinstance(r, Tensor) and not r.is_floating_point() for r in results):
+            return result
+        found = [self.made_from(t) for t in _tensors(args)]
+        name = next((entry[0] for entry in found if entry is not None), None)
+        if name is not None:
+            moved = self._moved(func, args, kwargs or {})
+            for number, tensor in enumerate(results):
+                origin = moved[number] if moved is not None else next(e[1] for e in found if e is not None)
+                if origin.shape == tensor.shape:
+                    self._enter(tensor, name, origin)
         return result
+
+    def _moved(self, func: Any, args: Any, kwargs: Any) -> tuple[Tensor, ...] | None:
+        """The origins, moved as the operation moves elements; None for an elementwise operation."""
+        if func._schema.name.removeprefix("aten::") not in _MOVES:
+            return None
+        args = [_swap(argument, self) for argument in args]
+        if func._schema.name == "aten::constant_pad_nd":
+            args = [*args[:2], -1]
+        made = func(*args, **{k: v for k, v in kwargs.items() if k == "dim"})
+        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+
+_MOVES = frozenset({
+    "view", "_unsafe_view", "reshape", "slice", "select", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand",
+    "index_select", "clone", "alias", "unbind", "split", "cat", "stack", "constant_pad_nd", "roll", "repeat", "flip",
+})  # fmt: skip
+
+
+def _swap(argument: Any, tracker: Tracker) -> Any:
+    if isinstance(argument, (list, tuple)) and any(isinstance(item, Tensor) for item in argument):
+        return [_swap(item, tracker) for item in argument]
+    if not isinstance(argument, Tensor):
+        return argument
+    entry = tracker.made_from(argument)
+    return entry[1] if entry is not None else torch.full(argument.shape, -1, dtype=torch.int64, device=argument.device)
+
+
+def _tensors(arguments: Any) -> Iterator[Tensor]:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()

@@ -99,4 +99,5 @@ class Graph:
 
 def op_name(type_name: str) -> str:
     """`AddmmBackward0` → `Addmm`; Python functions (`MyFunctionBackward`) → `MyFunction`."""
-    return type_name.rstrip("0123456789").removesuffix("Backward")
+    name = type_name.removesuffix("AutogradNestedTensor").rstrip("0123456789").removesuffix("Backward")
+    return name.removesuffix("_copy").removesuffix("Backward")

@@ -16,6 +16,7 @@ from .choose import choose, settle_forms
 from .errors import LostActivationError, UnknownOpError
 from .graph import Graph
 from .ops import OPS, Kind
+from .ops.refused import refusal
 from .presets import Preset
 from .promise import Branch, Key, Promise, Source, Sources, describe, operand_key, value_key
 from .rules import OUT, LinearRule, Relay
@@ -113,6 +114,11 @@ def missing_ops(graph: Graph) -> Counter[str]:
     return Counter(kind.__name__ for kind, runs in zip(graph.types, graph.runs) if runs and kind.__name__ not in OPS)
 
 
+def _reason(name: str) -> str:
+    reason = refusal(name)
+    return f" (refused: {reason})" if reason else ""
+
+
 def _refuse_unknown(graph: Graph) -> None:
     unknown = missing_ops(graph)
     if not unknown:
@@ -121,7 +127,9 @@ def _refuse_unknown(graph: Graph) -> None:
     for kind, handle in zip(graph.types, graph.handles):
         if kind.__name__ in unknown:
             shapes.setdefault(kind.__name__, tuple(output_shape(handle, 0)))
-    listing = "\n".join(f"  {name} x{count}, first output {shapes[name]}" for name, count in unknown.most_common())
+    listing = "\n".join(
+        f"  {name} x{count}, first output {shapes[name]}{_reason(name)}" for name, count in unknown.most_common()
+    )
     example = next(iter(unknown))
     raise UnknownOpError(
         f"{len(unknown)} operation(s) have no rule:\n{listing}\n"

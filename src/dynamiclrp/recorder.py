@@ -70,6 +70,8 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable and args and isinstance(args[0], Tensor) and not args[0].requires_grad:
             kept = (args[0].clone(), *args[1:])  # what it will have overwritten
         result = func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:  # a second call would draw other numbers
+            return result
         if torch.is_grad_enabled() or any(isinstance(a, Tensor) and a.requires_grad for a in _flat(args)):
             self.calls.setdefault(next_sequence_number() - 1, self._call(func, kept, kwargs))
         return result

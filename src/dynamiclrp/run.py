@@ -155,7 +155,7 @@ class Here:
         """What arrives, as relevance."""
         return s * output if self.carries_s else s
 
-    def replay(self, *operands: Tensor) -> Tensor:
+    def replay(self, *operands: Tensor | None) -> Tensor:
         """The node's own forward on other operands."""
         assert self.op.forward is not None
         return self.op.forward(self.saved, *operands)
@@ -171,6 +171,10 @@ class Here:
         """Which of the two factors is the signal."""
         return self.step.factors.index(self.step.live_factors[0])
 
+    @cached_property
+    def _gain(self) -> float:
+        return self.op.linear.gain(self.saved)  # type: ignore[union-attr]
+
     @property
     def wants_bias(self) -> bool:
         """Was relevance of the bias itself asked for?"""
@@ -180,6 +184,8 @@ class Here:
     def factors(self) -> tuple[Tensor, Tensor]:
         """Signal and weight in the operation's order."""
         x, w = (self.operand(position) for position in self.step.factors)
+        if self._gain != 1:  # it belongs to the weight
+            x, w = (x, w * self._gain) if self.live_factor == 0 else (x * self._gain, w)
         if self._affine is not None:
             w = self.op.linear.fold(self.saved, w, self._affine[0])  # type: ignore[union-attr,misc]
         return x, w
@@ -208,21 +214,26 @@ class Here:
     def _spread(self, channels: Tensor) -> Tensor:
         return self.op.linear.spread(self.saved, channels)  # type: ignore[union-attr]
 
-    def reduce_to_bias(self, coefficient: Tensor) -> Tensor:
-        """The bias' own coefficient, from one at the output's shape."""
+    def reduce_to_bias(self, coefficient: Tensor, relevance: bool) -> Tensor:
+        """The bias' own coefficient (or relevance), from one at the output's shape."""
         bias = self.operand(self.step.bias)
         factor = self._spread(torch.ones_like(bias)) * self.op.linear.factor(self.saved)  # type: ignore[union-attr]
         if self._affine is not None:
             factor = factor * self._spread(self._affine[0])
+        factor = torch.ones_like(factor) if relevance else factor
         return reduce_to(coefficient * factor, factor.shape).reshape(bias.shape)
 
     def product(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         x, w, *rest = _same_dtype(x, w, *(() if bias is None else (bias,)))
+        if self._gain != 1:
+            made = self.op.linear.product(self.saved, x, w) / self._gain  # type: ignore[union-attr]
+            return made if bias is None else made + self._spread(bias)
         return self.op.linear.product(self.saved, x, w, *rest)  # type: ignore[union-attr]
 
     def transposed(self, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
         u, x, w = _same_dtype(u, x, w)
-        return self.op.linear.transposed(self.saved, self.live_factor, u, x, w)  # type: ignore[union-attr]
+        made = self.op.linear.transposed(self.saved, self.live_factor, u, x, w)  # type: ignore[union-attr]
+        return made if self._gain == 1 else made / self._gain
 
     @cached_property
     def _absolute(self) -> tuple[Tensor, Tensor]:

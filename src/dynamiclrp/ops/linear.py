@@ -32,6 +32,7 @@ _ADDMM = LinearMap(
     lambda n, which, u, a, b: _matmul_transposed(n, which, u if n.alpha == 1 else n.alpha * u, a, b),
     bias=0,
     factor=lambda n: n.beta,
+    gain=lambda n: n.alpha,
     fold=_scale_columns,
 )
 
@@ -68,16 +69,16 @@ row("VdotBackward0", Kind.LINEAR, saved={0: ("self", 1), 1: ("other", 0)}, forwa
                      lambda n, which, u, a, b: u * (b if which == 0 else a)))  # fmt: skip
 row("AddmvBackward0", Kind.LINEAR, saved={1: ("mat", 2), 2: ("vec", 1)},
     forward=lambda n, c, a, b: torch.addmv(c, a, b, beta=n.beta, alpha=n.alpha),
-    linear=LinearMap((1, 2), _addmm, _addmv_transposed, bias=0, factor=lambda n: n.beta))  # fmt: skip
+    linear=LinearMap((1, 2), _addmm, _addmv_transposed, bias=0, factor=lambda n: n.beta, gain=lambda n: n.alpha))  # fmt: skip
 row("AddrBackward0", Kind.LINEAR, saved={1: ("vec1", 2), 2: ("vec2", 1)},
     forward=lambda n, c, a, b: torch.addr(c, a, b, beta=n.beta, alpha=n.alpha),
     linear=LinearMap((1, 2), _outer,
                      lambda n, which, u, a, b: n.alpha * (u @ b if which == 0 else u.t() @ a),
-                     bias=0, factor=lambda n: n.beta))  # fmt: skip
+                     bias=0, factor=lambda n: n.beta, gain=lambda n: n.alpha))  # fmt: skip
 row("AddbmmBackward0", Kind.LINEAR, saved={1: ("batch1", 2), 2: ("batch2", 1)},
     forward=lambda n, c, a, b: torch.addbmm(c, a, b, beta=n.beta, alpha=n.alpha),
     linear=LinearMap((1, 2), _addbmm, lambda n, which, u, a, b: n.alpha * _matmul_transposed(n, which, u, a, b),
-                     bias=0, factor=lambda n: n.beta))  # fmt: skip
+                     bias=0, factor=lambda n: n.beta, gain=lambda n: n.alpha))  # fmt: skip
 
 # What other backends make of a linear layer: its weight is (out, in).
 _LINEAR = LinearMap(

@@ -54,6 +54,7 @@ class LinearMap:
     transposed: Callable[[Any, int, Tensor, Tensor, Tensor], Tensor]
     bias: int | None = None  # position of the operand that is added
     factor: Callable[[Any], Any] = lambda n: 1  # what the bias is multiplied by
+    gain: Callable[[Any], Any] = lambda n: 1  # what the product is multiplied by (`product` does so itself)
     # (saved, one number per output channel) → the same, broadcastable to the output
     spread: Callable[[Any, Tensor], Tensor] = lambda n, b: b
     # (saved, second factor, one number per output channel) → that factor with its output channels scaled

@@ -102,7 +102,8 @@ class Gradient(Rule):
     """The operation's own backward: LRP-0 for linear and homogeneous operations, Taylor for others (softmax)."""
 
     def conserves(self, step: Step) -> bool:
-        return step.homogeneous
+        carriers = step.op.carriers
+        return step.homogeneous and (carriers is None or all(i in carriers for i in step.live))
 
 
 @dataclass(frozen=True)

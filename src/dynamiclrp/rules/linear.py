@@ -68,7 +68,7 @@ class LinearRule(Rule):
         """Where relevance of the bias itself was asked for, hand it its part."""
         position = here.step.bias
         if position in here.step.live and here.bias_coefficient is not None and grads[position] is not None:
-            grads[position] = here.reduce_to_bias(here.bias_coefficient)
+            grads[position] = here.reduce_to_bias(here.bias_coefficient, relevance=self.delivers_relevance)
         return grads
 
 

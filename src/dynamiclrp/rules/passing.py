@@ -50,13 +50,13 @@ class Identity(Rule):
             passed = s * here.op.ratio(here.saved)
         else:
             x, y = here.operand(0), here.output
-            passed = divide(s * y, x)
+            passed = divide(s * y.conj(), x.conj()) if x.is_complex() else divide(s * y, x)
             if here.step.kind == "activation":
                 passed = torch.where(x == 0, _given(grads[0]), passed)
         return [None if g is None else passed for g in grads[:1]] + grads[1:]
 
     def conserves(self, step: Step) -> bool:
-        return step.kind == "activation"
+        return step.kind == "activation" and step.live == (0,)
 
 
 @dataclass(frozen=True)

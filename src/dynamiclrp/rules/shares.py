@@ -42,7 +42,7 @@ class AbsoluteShare(Rule):
             values = {i: value * factors[i] for i, value in values.items()}
             total = reduce(torch.add, [value.abs() for value in values.values()])
         else:  # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
-            total = here.replay(values[0].abs())
+            total = here.replay(*(values[i].abs() if i in values else None for i in range(max(values) + 1)))
         here.stash = {i: sign(value) for i, value in values.items()}
         return here.relevance(s, bounded(here.output)) / (total + usable(self.eps, total))
 
@@ -50,7 +50,7 @@ class AbsoluteShare(Rule):
         return [None if g is None else g * here.stash[i] for i, g in enumerate(grads)]
 
     def conserves(self, step: Step) -> bool:
-        return step.sharers == step.live
+        return step.sharers == step.live and not step.op.fills
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class ProductShare(Rule):
         r = s / (total + usable(self.eps, total))
         shares = {i: r * m for i, m in zip(values, magnitude)}
         if here.carries_s:
-            shares = {i: divide(share, values[i]) for i, share in shares.items()}
+            shares = {i: divide(share, values[i].conj()) for i, share in shares.items()}
         return [None if g is None else reduce_to(shares[i], g.shape) if i in shares else g for i, g in enumerate(grads)]
 
     def conserves(self, step: Step) -> bool:
-        return True
+        return _is_whole(step)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Uniform(Rule):
         return here.on_live(grads, lambda g: g / here.step.parts)
 
     def conserves(self, step: Step) -> bool:
-        return True
+        return _is_whole(step)
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,15 @@ class UniformPool(Rule):
     kinds = frozenset({"pool"})
 
     def needs(self, step: Step) -> Iterable[int]:
-        return (OUT,)
+        return (OUT, 0)
 
     def takes_relevance(self, step: Step) -> bool:
         return True
 
     def before(self, here: Here, s: Tensor) -> Tensor:
-        # the native backward of an average spreads evenly
-        return here.relevance(s, here.output)
+        # the native backward of an average spreads evenly; padding and divisors make its weights add up to less than one
+        weight = here.replay(torch.ones_like(here.operand(0)))
+        return divide(here.relevance(s, here.output), weight)
 
     def conserves(self, step: Step) -> bool:
         return True
@@ -143,3 +144,9 @@ class SignalTakesAll(Rule):
 
     def conserves(self, step: Step) -> bool:
         return True
+
+
+def _is_whole(step: Step) -> bool:
+    """Is the output nothing but the product of live factors, each of them homogeneous in its operand?"""
+    added = step.has_bias and step.bias not in step.live
+    return not added and len(set(step.factors)) == len(step.factors) and not (step.is_quotient and step.name != "Div")
