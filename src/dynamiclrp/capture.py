@@ -74,7 +74,7 @@ class Saved:
 
 def is_checkpointed(node: Any) -> bool:
     """Was the node made under `torch.utils.checkpoint` (non-reentrant)? Then its values are recomputed when read."""
-    names = _saved_tensor_names(type(node))
+    names = saved_tensor_names(type(node))
     if not names:
         return False
     hook = getattr(getattr(node, "_raw_saved_" + names[0], None), "unpack_hook", None)
@@ -84,10 +84,11 @@ def is_checkpointed(node: Any) -> bool:
 def read_ahead(nodes: Sequence[Any]) -> list[dict[str, Any]]:
     """All saved tensors of checkpointed nodes, each read once, with one recomputation per region (newer torch)."""
     with GraphExecGroup() if GraphExecGroup is not None else nullcontext():
-        return [{name: getattr(Saved(node), name) for name in _saved_tensor_names(type(node))} for node in nodes]
+        return [{name: getattr(Saved(node), name) for name in saved_tensor_names(type(node))} for node in nodes]
 
 
-def _saved_tensor_names(kind: type) -> tuple[str, ...]:
+def saved_tensor_names(kind: type) -> tuple[str, ...]:
+    """The attributes under which nodes of a type save tensors."""
     if kind not in _names:
         names = [name.removeprefix("_raw_saved_") for name in dir(kind) if name.startswith("_raw_saved_")]
         _names[kind] = tuple(name for name in names if hasattr(kind, "_saved_" + name))

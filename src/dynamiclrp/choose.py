@@ -42,8 +42,13 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
         if kind is Kind.BATCHNORM and attributes[node][0]:
             kind = Kind.NORMALISE  # batch statistics
         rule = rule or _rule(graph, node, kind, preset, node in first)
-        if kind is Kind.PRODUCT and isinstance(rule, Uniform) and name == "Div":
-            rule, signal = SignalTakesAll(), 0  # a divisor's own backward would take back what the dividend gets
+        if kind in (Kind.ACTIVATION, Kind.FUNCTION) and 0 not in live:
+            rule = Gradient()  # only a parameter of the function is live
+        if kind is Kind.PRODUCT and isinstance(rule, Uniform) and name in ("Div", "Addcdiv"):
+            rule, signal = (
+                SignalTakesAll(),
+                op.factors[0],
+            )  # a divisor's own backward would take back what the dividend gets
         if isinstance(rule, SignalTakesAll) and signal is None:
             signal = patterns.signal(graph, node)
             rule = rule if signal is not None else Uniform()
@@ -79,6 +84,8 @@ def _product(graph: Graph, node: int, live: tuple[int, ...], preset: Preset) -> 
     op = OPS[graph.types[node].__name__]
     if sum(i in live for i in op.factors) < 2:
         added = any(i not in op.factors for i in live)
+        if graph.name(node) in ("Div", "Addcdiv") and op.factors[0] not in live:
+            return Kind.FUNCTION, None, Gradient()  # a reciprocal
         scales = op.elementwise and not added and len(graph.edges[node]) == len(op.factors)
         return (Kind.SCALE if scales else Kind.TRANSFORM), None, None
     found = patterns.composite(graph, node)
@@ -160,10 +167,14 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
     form: dict[int, str] = {}
     done: dict[int, Step] = {}
 
-    consumers: dict[int, list[int]] = {}
+    positions: dict[int, list[tuple[int, int]]] = {}  # by node: the live uses of its outputs
     for ref, users in graph.consumers.items():
-        live = [user for user, position in users if user in steps and position in steps[user].live]
-        consumers.setdefault(ref[0], []).extend(live)
+        live = [(user, position) for user, position in users if user in steps and position in steps[user].live]
+        positions.setdefault(ref[0], []).extend(live)
+    consumers = {node: [user for user, _ in users] for node, users in positions.items()}
+    roots = {ref[0] for ref in graph.outputs}
+    unreached: set[int] = set()
+    blocked: dict[int, frozenset[int]] = {}
     captured = {ref[0] for ref in graph.inputs}
     for node in reversed(range(len(graph))):
         if node not in steps and node not in captured:
@@ -172,6 +183,12 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
         step = steps.get(node)
         if step is None:
             continue
+        if node not in roots and not any(
+            user not in unreached and i not in blocked[user] for user, i in positions.get(node, ())
+        ):
+            unreached.add(node)  # nothing arrives, so nothing has to be known
+            step = replace(step, rule=Gradient(), fold=None)
+        blocked[node] = frozenset(step.rule.blocks(step))
         rule = step.rule
         if form[node] == "R" and step.kind is Kind.SCALE and isinstance(rule, Gradient):
             rule = PassScale()

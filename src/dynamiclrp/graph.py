@@ -38,7 +38,9 @@ class Graph:
     @property
     def signature(self) -> tuple[Any, ...]:
         """Equal for two graphs exactly when one plan serves both. Holds no shapes and no values."""
-        calls = frozenset((node, frozenset(call.constants)) for node, call in self.calls.items())
+        calls = frozenset(
+            (node, frozenset(call.constants), call.value is not None) for node, call in self.calls.items()
+        )
         widths = tuple(self.widths.items())
         ends = (self.outputs, self.inputs, self.watched)
         return (self.types, self.edges, self.attributes, widths, ends, self.modules, calls)

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .capture import output_shape
+from .capture import output_shape, saved_tensor_names
 from .choose import choose, settle_forms
 from .errors import LostActivationError, UnknownOpError
 from .graph import Graph
 from .ops import OPS, Kind
 from .ops.refused import refusal
 from .presets import Preset
-from .promise import Branch, Key, Promise, Source, Sources, describe, operand_key, value_key
+from .promise import Branch, Key, Promise, Replay, Source, Sources, describe, operand_key, value_key
 from .rules import OUT, LinearRule, Relay
 from .step import FOLD_BIAS, Place, Step
 
@@ -50,6 +50,7 @@ class Plan:
     promises: tuple[Promise, ...]
     nodes: int
     ops: int
+    replayed: dict[int, tuple[str, ...]]  # by node that is replayed: the saved tensors its forward may read
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
     @cached_property
@@ -63,6 +64,12 @@ class Plan:
         for source in self.sources.values():
             nodes.add(getattr(source, "holder", getattr(source, "node", self.steps[0].node)))
         return tuple(sorted(nodes))
+
+    @cached_property
+    def extras(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """Saved tensors, beside operands and results, with which nodes are replayed: indices, masks, statistics."""
+        nodes = {source.node: source for source in self.sources.values() if isinstance(source, Replay)}
+        return tuple((node, self.replayed[node]) for node in nodes if self.replayed.get(node))
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -181,8 +188,20 @@ def _promise(
         promises=describe(graph, sources, origins) if sources else (),
         nodes=len(graph),
         ops=len(set(graph.types)),
+        replayed=_read_by_replays(graph, needed),
         missing=dict(missing_ops(graph)),
     )
+
+
+def _read_by_replays(graph: Graph, sources: dict[Key, Source]) -> dict[int, tuple[str, ...]]:
+    found = {}
+    for source in sources.values():
+        if isinstance(source, Replay) and not source.recorded:
+            op = OPS[graph.types[source.node].__name__]
+            known = {attribute for attribute, _ in op.saved.values()} | {op.result}
+            names = saved_tensor_names(graph.types[source.node])
+            found[source.node] = tuple(name for name in names if name not in known)
+    return found
 
 
 def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]:

@@ -155,9 +155,9 @@ def _dynamic(
         sum=AbsoluteShare(eps),
         pool=UniformPool(),
         product=ProductShare(eps),
-        function=Identity(),
-        normalise=Identity(composites=False),
-        batchnorm=Identity(),
+        function=Identity(eps=eps),
+        normalise=Identity(composites=False, eps=eps),
+        batchnorm=Identity(eps=eps),
         weights=Nothing(),
         attention=Attention(weights=0.0, lost=0.5),
     )

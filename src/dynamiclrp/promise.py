@@ -50,12 +50,15 @@ class Absent:
     operands: tuple[Key, ...] = ()
 
 
+OUTPUT = -1
+
+
 @dataclass(frozen=True)
 class Recorded:
-    """A constant that the forward pass recorded."""
+    """A constant that the forward pass recorded, or the output of a write through a view."""
 
     node: int
-    position: int
+    position: int  # of the operand, or OUTPUT
     operands: tuple[Key, ...] = ()
 
 
@@ -197,7 +200,9 @@ class Sources:
         for node, op in enumerate(self.ops):
             if op is None:
                 continue
-            if op.kind is Kind.LEAF:
+            if node in graph.calls and graph.calls[node].value is not None:
+                self.table[value_key((node, 0))] = Recorded(node, OUTPUT)
+            elif op.kind is Kind.LEAF:
                 self.table[value_key((node, 0))] = Leaf(node)
             elif op.result is not None:
                 self.table[value_key((node, 0))] = Kept(node, op.result)
@@ -215,7 +220,7 @@ class Sources:
         if op is None or op.kind is Kind.LEAF or (views_only and (op.kind is not Kind.MOVEMENT or len(edges) != 1)):
             return
         operands = tuple(operand_key(self.graph, node, position) for position in range(len(edges)))
-        recorded = node in self.graph.calls
+        recorded = node in self.graph.calls and self.graph.calls[node].value is None
         if (op.forward is None and not recorded) or not all(operand in self.table for operand in operands):
             return
         for number in self.numbers.get(node, (0,)):

@@ -19,6 +19,7 @@ from .capture import next_sequence_number, sequence_number
 from .errors import LostActivationError
 from .graph import Graph, op_name
 
+_ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div"})  # whose integer operands have an edge too
 _OPERAND = object()  # stands for a tensor that autograd tracks
 
 
@@ -31,14 +32,24 @@ class Call:
     keywords: dict[str, Any]
     constants: dict[int, Any]  # untracked tensors and numbers by operand position
     versions: tuple[tuple[Tensor, int], ...]
+    value: Tensor | None = None  # what a write through a view left in the tensor behind it
+    operands: tuple[Tensor, ...] = ()  # the constant tensors that have an edge
 
-    def replay(self, operands: Sequence[Tensor]) -> Any:
-        """Call it again on these operands (in the order of the node's edges; constants are known)."""
+    def constant(self, position: int) -> Any:
+        """A constant operand, if it is still what it was."""
+        self._check()
+        return self.constants[position]
+
+    def _check(self) -> None:
         for tensor, version in self.versions:
             if tensor._version != version:
                 raise LostActivationError(
-                    f"a constant of {self.function} was overwritten after the forward pass used it"
+                    f"a constant of {self.function} was overwritten after the forward pass used it: its value is lost"
                 )
+
+    def replay(self, operands: Sequence[Tensor]) -> Any:
+        """Call it again on these operands (in the order of the node's edges; constants are known)."""
+        self._check()
         tensors = iter(operands)
         arguments = [self._fill(argument, tensors) for argument in self.arguments]
         if self.function._schema.is_mutable:
@@ -50,7 +61,7 @@ class Call:
             return [self._fill(item, tensors) for item in argument]
         if argument is _OPERAND:
             return next(tensors)
-        if isinstance(argument, Tensor) and argument.is_floating_point():
+        if isinstance(argument, Tensor) and any(argument is constant for constant in self.operands):
             next(tensors, None)  # a constant operand has an edge too
         return argument
 
@@ -61,6 +72,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: dict[int, Call] = {}
+        self.written: dict[int, Tensor] = {}  # tensors after a write through a view
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,6 +82,9 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable and args and isinstance(args[0], Tensor) and not args[0].requires_grad:
             kept = (args[0].clone(), *args[1:])  # what it will have overwritten
         result = func(*args, **kwargs)
+        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and args[0]._base is not None:
+            # autograd makes the operation's node before it runs, and the node of the written tensor right after
+            self.written[next_sequence_number()] = args[0]._base.detach().clone()
         if torch.Tag.nondeterministic_seeded in func.tags:  # a second call would draw other numbers
             return result
         if torch.is_grad_enabled() or any(isinstance(a, Tensor) and a.requires_grad for a in _flat(args)):
@@ -79,6 +94,7 @@ class Recorder(TorchDispatchMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         constants: dict[int, Any] = {}
         versions: list[tuple[Tensor, int]] = []
+        operands: list[Tensor] = []
         position = 0
 
         def strip(argument: Any) -> Any:
@@ -90,20 +106,26 @@ class Recorder(TorchDispatchMode):
                 return _OPERAND
             if isinstance(argument, Tensor):
                 versions.append((argument, argument._version))
-                if argument.is_floating_point():
+                if argument.is_floating_point() or func._schema.name.split("::")[-1].rstrip("_") in _ARITHMETIC:
                     constants[position] = argument.detach()
+                    operands.append(argument)
                     position += 1
             elif isinstance(argument, (int, float)) and not isinstance(argument, bool):
                 constants.setdefault(position, argument)
             return argument
 
         arguments = tuple(strip(argument) for argument in args)
-        return Call(func, arguments, dict(kwargs), constants, tuple(versions))
+        return Call(func, arguments, dict(kwargs), constants, tuple(versions), operands=tuple(operands))
 
     def by_node(self, graph: Graph) -> dict[int, Call]:
         """The calls of a graph's nodes; a call whose name does not fit its node is not one."""
         calls = {}
         for node, handle in enumerate(graph.handles):
+            if graph.types[node].__name__ == "CopySlices":
+                value = self.written.get(sequence_number(handle))
+                if value is not None:
+                    calls[node] = Call(None, (), {}, {}, (), value)
+                continue
             call = self.calls.get(sequence_number(handle))
             if call is not None and _fits(call.function, graph.types[node].__name__):
                 calls[node] = call

@@ -22,7 +22,7 @@ from .ops import Op
 from .ops.normalise import batch_norm_affine
 from .ops.table import unbroadcast
 from .plan import Plan
-from .promise import Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
+from .promise import OUTPUT, Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
 from .rules.base import OUT, Grads, divide, reduce_to, sign
 from .step import FOLD_BIAS, Step
 
@@ -36,6 +36,10 @@ class Values:
         checkpointed = [node for node in plan.touched if is_checkpointed(graph.handles[node])]
         ahead = read_ahead([graph.handles[node] for node in checkpointed]) if checkpointed else []
         self._ahead = dict(zip(checkpointed, ahead))
+        for node, names in plan.extras:  # a replay may come after its node's turn, when what it saved is freed
+            if node not in self._ahead:
+                saved = Saved(graph.handles[node])
+                self._ahead[node] = {name: getattr(saved, name) for name in names}
         # What other nodes saved must be read now: a backward pass frees it node by node.
         self.ready: dict[Key, Any] = {
             key: self._fetch(source) for key, source in plan.sources.items() if not source.operands
@@ -83,7 +87,8 @@ class Values:
             case Given(number):
                 return self.outputs[number].detach()
             case Recorded(node, position):
-                return self.graph.calls[node].constants[position]
+                call = self.graph.calls[node]
+                return call.value if position == OUTPUT else call.constant(position)
             case Absent():
                 return None
         return self._build(source)

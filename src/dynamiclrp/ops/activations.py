@@ -33,9 +33,9 @@ row("MishBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.mish(x),
 row("HardswishBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.hardswish(x),
     ratio=lambda n: F.hardsigmoid(n.self))  # fmt: skip
 row("LeakyReluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.leaky_relu(x, n.negative_slope),
-    ratio=lambda n: torch.where(n.self > 0, 1.0, n.negative_slope).to(n.self.dtype))  # fmt: skip
+    ratio=lambda n: torch.where(n.self > 0, torch.ones_like(n.self), n.negative_slope))  # fmt: skip
 row("LeakyReluBackward1", A, result="result", forward=lambda n, x: F.leaky_relu(x, n.negative_slope),
-    ratio=lambda n: torch.where(n.result > 0, 1.0, n.negative_slope).to(n.result.dtype))  # fmt: skip
+    ratio=lambda n: torch.where(n.result > 0, torch.ones_like(n.result), n.negative_slope))  # fmt: skip
 row("RreluWithNoiseBackward0", A, saved=KEEPS_INPUT, forward=_rrelu)
 row("RreluWithNoiseFunctionalBackward0", A, saved=KEEPS_INPUT)  # it draws its noise anew
 row("RreluWithNoiseBackward1", A, result="result", forward=_rrelu)

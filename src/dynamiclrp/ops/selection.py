@@ -37,7 +37,7 @@ row("UnsafeMaskedIndexBackward0", M, fills=True)
 row("IndexSelectBackward0", M, forward=lambda n, x: x.index_select(n.dim, n.index), lookup="index")
 row("GatherBackward0", M, forward=lambda n, x: x.gather(n.dim, n.index))
 row("TakeBackward0", M, saved=KEEPS_INPUT, forward=lambda n, x: x.take(n.index))
-row("EmbeddingBackward0", M, forward=lambda n, w: F.embedding(n.indices, w), lookup="indices")
+row("EmbeddingBackward0", M, forward=lambda n, w: F.embedding(n.indices, w), lookup="indices", fills=True)  # padding
 row("MaskedSelectBackward0", M, forward=lambda n, x: x.masked_select(n.mask))
 row("WhereBackward0", M, forward=lambda n, a, b: torch.where(n.condition, a, b))
 

@@ -15,19 +15,6 @@ def _reduced(n: Any, x: Tensor, reduce: Any) -> Tensor:
     return reduce(x, n.dim or None, n.keepdim, dtype=n.dtype)
 
 
-# Either operand may be missing: then the sum of the other alone is asked for.
-def _index_add(n: Any, x: Tensor | None, source: Tensor | None = None) -> Tensor | None:
-    if source is None:
-        return x
-    return (source.new_zeros(n.shape) if x is None else x).index_add(n.dim, n.index, source, alpha=n.alpha)
-
-
-def _scatter_add(n: Any, x: Tensor | None, source: Tensor | None = None) -> Tensor | None:
-    if source is None:
-        return x
-    return (source.new_zeros(n.shape) if x is None else x).scatter_add(n.dim, n.index, source)
-
-
 row("AddBackward0", S, forward=lambda n, a, b: torch.add(a, b, alpha=n.alpha), weights=lambda n: (1, n.alpha))
 row("SubBackward0", S, forward=lambda n, a, b: torch.sub(a, b, alpha=n.alpha), weights=lambda n: (1, -n.alpha))
 row("RsubBackward0", S, weights=lambda n: (-n.alpha, 1))
@@ -40,8 +27,6 @@ row("MeanBackward1", S, forward=lambda n, x: _reduced(n, x, torch.mean))
 row("NansumBackward0", S, saved={0: ("self", None)}, forward=lambda n, x: _reduced(n, x, torch.nansum))
 row("TraceBackward0", S, forward=lambda n, x: x.trace())
 row("LerpBackward0", S, forward=lambda n, a, b: torch.lerp(a, b, n.weight), weights=lambda n: (1 - n.weight, n.weight))
-row("IndexAddBackward0", S, forward=_index_add)
-row("ScatterAddBackward0", S, forward=_scatter_add)
 
 P = Kind.POOL
 
@@ -60,3 +45,6 @@ row("AdaptiveAvgPool2DBackward0 MkldnnAdaptiveAvgPool2DBackward0", P, saved={0: 
     forward=lambda n, x: F.adaptive_avg_pool2d(x, tuple(n.shape[-2:])))  # fmt: skip
 row("AdaptiveAvgPool3DBackward0", P, saved={0: ("self", None)},
     forward=lambda n, x: F.adaptive_avg_pool3d(x, tuple(n.shape[-3:])))  # fmt: skip
+
+# Where they land is not kept unless the source needs it, so they are not replayed.
+row("IndexAddBackward0 ScatterAddBackward0", Kind.TRANSFORM)

@@ -84,6 +84,10 @@ class Rule:
         """Positions of the operands (or OUT) whose values the rule computes with."""
         return ()
 
+    def blocks(self, step: Step) -> Iterable[int]:
+        """Live operands that get nothing."""
+        return ()
+
     def passes_relevance(self, step: Step) -> bool:
         """Can it take R in place of s and hand down R?"""
         return False
@@ -123,6 +127,9 @@ class Nothing(Rule):
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return [None] * len(grads)
+
+    def blocks(self, step: Step) -> Iterable[int]:
+        return step.live
 
     def passes_relevance(self, step: Step) -> bool:
         return True

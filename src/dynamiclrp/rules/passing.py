@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import OUT, Grads, Rule, divide, reduce_to
+from .base import OUT, Grads, Rule, divide, reduce_to, stabilise
 
 if TYPE_CHECKING:
     from ..run import Here
     from ..step import Step
+
+
+def _first_only(grads: Grads, passed: Tensor) -> Grads:
+    """All to the first operand; parameters of the function take nothing."""
+    return [None if g is None or i > 0 else passed for i, g in enumerate(grads)]
 
 
 def _given(grad: Tensor | None) -> Tensor:
@@ -29,6 +34,7 @@ class Identity(Rule):
     """
 
     composites: bool = True
+    eps: float = 0.0  # stabilises f(x)/x where there is no closed form
 
     kinds = frozenset({"activation", "function", "normalise", "batchnorm", "softmax", "scale"})
 
@@ -45,15 +51,18 @@ class Identity(Rule):
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if here.step.form == "R":
-            return [None if g is None else s for g in grads[:1]] + grads[1:]
+            return _first_only(grads, s)
         if here.op.ratio is not None:
             passed = s * here.op.ratio(here.saved)
         else:
             x, y = here.operand(0), here.output
-            passed = divide(s * y.conj(), x.conj()) if x.is_complex() else divide(s * y, x)
+            passed = self._divide(s * y.conj(), x.conj()) if x.is_complex() else self._divide(s * y, x)
             if here.step.kind == "activation":
                 passed = torch.where(x == 0, _given(grads[0]), passed)
-        return [None if g is None else passed for g in grads[:1]] + grads[1:]
+        return _first_only(grads, passed)
+
+    def _divide(self, numerator: Tensor, x: Tensor) -> Tensor:
+        return numerator / stabilise(x, self.eps) if self.eps else divide(numerator, x)
 
     def conserves(self, step: Step) -> bool:
         return step.kind == "activation" and step.live == (0,)
@@ -133,21 +142,27 @@ class Attention(Rule):
 
     kinds = frozenset({"attention"})
 
-    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        live = here.step.live
-        pattern_live = any(position != 2 for position in live)
+    def _factors(self, step: Step) -> tuple[float, float, float, float]:
+        """What query, key, value and bias get of their own gradient."""
+        live = step.live
         if 2 not in live:  # a product with one live factor: all to the pattern
             pattern, value = 1.0, 0.0
-        elif not pattern_live:  # all to the values
+        elif live == (2,):  # all to the values
             pattern, value = 0.0, 1.0
         else:
             pattern, value = self.weights, 1 - self.weights - self.lost
         each = pattern / 2 if 0 in live and 1 in live else pattern
-        factors = (each, each, value, pattern)  # query, key, value, bias
+        return each, each, value, pattern
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        factors = self._factors(here.step)
         return [
             None if g is None or factors[i] == 0 else g if factors[i] == 1 else g * factors[i]
             for i, g in enumerate(grads)
         ]
+
+    def blocks(self, step: Step) -> Iterable[int]:
+        return [i for i in step.live if self._factors(step)[i] == 0]
 
 
 @dataclass(frozen=True)

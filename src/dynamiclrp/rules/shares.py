@@ -42,7 +42,7 @@ class AbsoluteShare(Rule):
             values = {i: value * factors[i] for i, value in values.items()}
             total = reduce(torch.add, [value.abs() for value in values.values()])
         else:  # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
-            total = here.replay(*(values[i].abs() if i in values else None for i in range(max(values) + 1)))
+            total = here.replay(values[0].abs())
         here.stash = {i: sign(value) for i, value in values.items()}
         return here.relevance(s, bounded(here.output)) / (total + usable(self.eps, total))
 
@@ -140,7 +140,11 @@ class SignalTakesAll(Rule):
     kinds = frozenset({"product"})
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return [g if i == here.step.signal else None for i, g in enumerate(grads)]
+        step = here.step
+        return [g if i == step.signal or i not in step.factors else None for i, g in enumerate(grads)]
+
+    def blocks(self, step: Step) -> Iterable[int]:
+        return [i for i in step.live_factors if i != step.signal]
 
     def conserves(self, step: Step) -> bool:
         return True
@@ -148,5 +152,5 @@ class SignalTakesAll(Rule):
 
 def _is_whole(step: Step) -> bool:
     """Is the output nothing but the product of live factors, each of them homogeneous in its operand?"""
-    added = step.has_bias and step.bias not in step.live
+    added = (step.has_bias and step.bias not in step.live) or (step.name.startswith("Addc") and 0 not in step.live)
     return not added and len(set(step.factors)) == len(step.factors) and not (step.is_quotient and step.name != "Div")
