@@ -12,14 +12,14 @@ import dynamiclrp as dlrp
 import oracles  # noqa: F401  one thread
 from dynamiclrp.ops import OPS, REFUSED, Kind, refusal
 from dynamiclrp.presets import PRESETS
-from samples import ROWS
+from samples import LIBRARIES, ROWS
 
 # Rows for node types that are classes of no module of torch, and where they come from.
 FROM_ELSEWHERE = {
     name: "an operator that torch registers from Python, whose node type is made at its first call"
     for name in ROWS
     if name.startswith("GeneratedBackwardFor_torch_nn__linear_cross_entropy")
-}
+} | dict.fromkeys(LIBRARIES, "an autograd.Function of a library (test_libraries.py)")
 
 
 def node_types() -> set[str]:

@@ -27,6 +27,7 @@ OPAQUE = {
     "CompiledFunctionBackward": "wrap the call in torch.compiler.set_stance('force_eager'), or explain model._orig_mod",
     "CheckpointFunctionBackward": "call torch.utils.checkpoint with use_reentrant=False",
     "DifferentiableGraphBackward": "explain the plain module or function instead of the scripted one",
+    "_ReversibleFunctionBackward": "reversible layers (Reformer) recompute themselves; run the plain layers in sequence",
     "CppFunction": "if it is scripted (torch.jit), explain the plain module or function instead",
 }
 

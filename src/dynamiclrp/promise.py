@@ -100,13 +100,8 @@ class Branch:
     chain: tuple[str, ...]  # operations to replay, from the origin down
     arg: str
     how: str
+    depth: int  # steps from the origin to the (farthest) Arg node
     children: tuple[Promise, ...] = ()  # a chain that ends at another origin's operation
-
-    @property
-    def depth(self) -> int:
-        """Steps from the origin to the (farthest) Arg node."""
-        below = max((child.depth for child in self.children), default=0)
-        return len(self.chain) + (below or 1)
 
 
 @dataclass(frozen=True)
@@ -250,32 +245,50 @@ class Sources:
 
 def describe(graph: Graph, sources: Sources, origins: dict[int, tuple[Key, ...]]) -> tuple[Promise, ...]:
     """The promises of all origins, as the paper draws them; what several of them share is drawn once."""
+    steps = _distances(sources, {key for keys in origins.values() for key in keys})
     drawn: set[Key] = set()
     return tuple(
-        Promise(origin, graph.name(origin), tuple(_branch(graph, sources, key, drawn) for key in keys))
-        for origin, keys in origins.items()
+        Promise(node, graph.name(node), tuple(_branch(graph, sources, key, node, steps, drawn) for key in keys))
+        for node, keys in origins.items()
     )
 
 
-def _branch(graph: Graph, sources: Sources, key: Key, drawn: set[Key], level: int = 0) -> Branch:
+def _distances(sources: Sources, keys: set[Key]) -> dict[Key, int]:
+    """For every value: steps from a node that wants it to the farthest Arg node."""
+    steps: dict[Key, int] = {}
+    stack = list(keys)
+    while stack:
+        source = sources.get(stack[-1])
+        below = [key for key in source.operands if key[0] == "value"] if isinstance(source, Replay) else []
+        missing = [key for key in below if key not in steps]
+        if missing:
+            stack += missing
+            continue
+        steps[stack.pop()] = 1 + max((steps[key] for key in below), default=0)
+    return steps
+
+
+def _branch(
+    graph: Graph, sources: Sources, key: Key, origin: int, steps: dict[Key, int], drawn: set[Key], level: int = 0
+) -> Branch:
     chain: list[str] = []
-    start = key
+    start, depth = key, max(1, steps[key] - (key[:2] == ("value", origin)))  # its own output is no step of its own
     while True:
         source = sources.get(key)
         assert source is not None
         if not isinstance(source, Replay):
-            return Branch(start, tuple(chain), graph.name(key[1]), _how(graph, source))
+            return Branch(start, tuple(chain), graph.name(key[1]), _how(graph, source), depth)
         name = graph.name(source.node)
         tensors = [operand for operand in source.operands if operand[0] == "value"]
         if key in drawn or level == 64:
-            return Branch(start, tuple(chain), name, "shared")
+            return Branch(start, tuple(chain), name, "shared", depth)
         drawn.add(key)
         if len(tensors) == 1:
             chain.append(name)
             key = tensors[0]
             continue
-        branches = tuple(_branch(graph, sources, operand, drawn, level + 1) for operand in tensors)
-        return Branch(start, tuple(chain), name, "replayed", (Promise(source.node, name, branches),))
+        branches = tuple(_branch(graph, sources, t, source.node, steps, drawn, level + 1) for t in tensors)
+        return Branch(start, tuple(chain), name, "replayed", depth, (Promise(source.node, name, branches),))
 
 
 def _how(graph: Graph, source: Source) -> str:

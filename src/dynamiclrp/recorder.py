@@ -71,7 +71,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, list[Call]] = {}
         self.written: dict[int, Tensor] = {}  # tensors after a write through a view
 
     def __torch_dispatch__(
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:  # a second call would draw other numbers
             return result
         if torch.is_grad_enabled() or any(isinstance(a, Tensor) and a.requires_grad for a in _flat(args)):
-            self.calls.setdefault(next_sequence_number() - 1, self._call(func, kept, kwargs))
+            self.calls.setdefault(next_sequence_number() - 1, []).append(self._call(func, kept, kwargs))
         return result
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -126,8 +126,11 @@ class Recorder(TorchDispatchMode):
                 if value is not None:
                     calls[node] = Call(None, (), {}, {}, (), value)
                 continue
-            call = self.calls.get(sequence_number(handle))
-            if call is not None and _fits(call.function, graph.types[node].__name__):
+            number = sequence_number(handle)
+            # an in-place operation may first copy what it overwrites, which makes a node of its own
+            near = (*self.calls.get(number, ()), *self.calls.get(number + 1, ()))
+            call = next((c for c in near if _fits(c.function, graph.types[node].__name__)), None)
+            if call is not None:
                 calls[node] = call
         return calls
 

@@ -5,6 +5,7 @@ from . import (  # noqa: F401 - each enters its rows
     attention,
     constants,
     convolutions,
+    libraries,
     linear,
     losses,
     movement,

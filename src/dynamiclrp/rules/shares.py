@@ -147,7 +147,7 @@ class SignalTakesAll(Rule):
         return [i for i in step.live_factors if i != step.signal]
 
     def conserves(self, step: Step) -> bool:
-        return True
+        return not step.name.startswith("Addc") or 0 in step.live
 
 
 def _is_whole(step: Step) -> bool:

@@ -1,0 +1,24 @@
+"""Python `autograd.Function`s that popular libraries carry; their nodes are called after them."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .table import Kind, row
+
+
+def _tanh_gelu_ratio(n: Any) -> Tensor:
+    x = n.tensors[0]
+    return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+# transformers: BLOOM's GELU, RecurrentGemma's square root with a bounded derivative
+row("GeLUFunctionBackward", Kind.ACTIVATION, forward=lambda n, x: F.gelu(x, approximate="tanh"), ratio=_tanh_gelu_ratio)
+row("SqrtBoundDerivativeBackward", Kind.FUNCTION, forward=lambda n, x: x.sqrt())
+# transformers: masked softmax of DeBERTa
+row("XSoftmaxBackward", Kind.SOFTMAX)
+# peft: the weight of LoHa, a Hadamard product of two low-rank products of parameters
+row("HadaWeightBackward HadaWeightCPBackward", Kind.STATISTIC)
