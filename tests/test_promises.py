@@ -715,7 +715,7 @@ def test_a_printed_plan_shows_each_promise_with_its_chain_and_arg_node():
 
 
 def replayed_products(output: Tensor, x: Tensor) -> list[str]:
-    graph = dynamiclrp.capture.capture([output], [x], {})
+    graph = dynamiclrp.capture.capture([output], [x], dynamiclrp.ops.OPS)
     plan = dlrp.plan(output, x, preset="dynamic")
     replayed = [source.node for source in plan.sources.values() if isinstance(source, Replay)]
     return [graph.where(node) for node in replayed if graph.name(node) in MATRIX_PRODUCTS]

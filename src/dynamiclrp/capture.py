@@ -6,7 +6,7 @@ It knows nothing of rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .errors import FreedGraphError, LRPError, NoGraphError, OpaqueGraphError, UnusedInputError
 from .graph import Graph, Ref
+from .ops import Op
 
 try:
     from torch.utils.checkpoint import GraphExecGroup
@@ -124,13 +125,11 @@ def next_sequence_number() -> int:
 def capture(
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor | GradientEdge],
-    signatures: Mapping[str, Callable[[Saved], tuple[Any, ...]]],
-    joined: Collection[str] = (),
+    rows: Mapping[str, Op],
 ) -> Graph:
     """Walk from the outputs down to the inputs' graph, iteratively, in one canonical order.
 
-    `signatures` says for some node types which of their saved values decide a plan; of the node types in `joined` the
-    number of outputs is noted.
+    The `rows` say of which node types saved values, or the number of outputs, decide a plan.
     """
     roots = [_root(output, number) for number, output in enumerate(outputs)]
     index: dict[Any, int] = {}  # holding the wrappers keeps their identity stable during the walk
@@ -160,9 +159,10 @@ def capture(
         for operands in nexts
     )
     _refuse_opaque(set(types))
-    deciding = {kind: signatures[kind.__name__] for kind in set(types) if kind.__name__ in signatures}
+    present = {kind: rows[kind.__name__] for kind in set(types) if kind.__name__ in rows}
+    deciding = {kind: row.signature for kind, row in present.items() if row.signature is not None}
     attributes = tuple((i, deciding[kind](Saved(handles[i]))) for i, kind in enumerate(types) if kind in deciding)
-    splits = {kind for kind in set(types) if kind.__name__ in joined}
+    splits = {kind for kind, row in present.items() if row.join is not None}
     return Graph(
         widths={i: len(handles[i]._input_metadata) for i, kind in enumerate(types) if kind in splits} if splits else {},
         types=types,

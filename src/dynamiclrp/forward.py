@@ -36,10 +36,8 @@ _one_at_a_time = threading.RLock()
 
 
 def graph_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor | GradientEdge]) -> Graph:
-    """Capture with the signatures that the table of operations asks for."""
-    signatures = {name: op.signature for name, op in OPS.items() if op.signature is not None}
-    joined = {name for name, op in OPS.items() if op.join is not None}
-    return capture(outputs, inputs, signatures, joined)
+    """Capture with what the table of operations asks for."""
+    return capture(outputs, inputs, OPS)
 
 
 @dataclass(frozen=True, eq=False)

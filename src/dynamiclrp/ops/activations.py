@@ -17,7 +17,7 @@ def _gelu_ratio(n: Any) -> Tensor:
     x = n.self
     if n.approximate == "tanh":
         return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return torch.special.ndtr(x)
+    return (x * -math.sqrt(0.5)).erfc_().mul_(0.5)  # the normal distribution function, with one temporary
 
 
 def _rrelu(n: Any, x: Tensor) -> Tensor:

@@ -10,17 +10,11 @@ from .table import Kind, row
 
 
 def _layer_norm_fixed(n: Any, s: Tensor) -> Tensor:
-    x, weight, mean, rstd = n.input, n.weight, n.result1, n.result2
-    if s.dtype in (torch.float32, torch.float64) and mean.dtype == x.dtype:
-        # LayerNorm's own backward for an input equal to its mean: the term of the standard deviation vanishes.
-        return torch.ops.aten.native_layer_norm_backward(
-            s, mean.expand_as(x), n.normalized_shape, mean, rstd, weight, n.bias, [True, False, False]
-        )[0]
-    g = s.to(rstd.dtype) * rstd
-    if weight is not None:
-        g = g * weight
-    dims = tuple(range(x.dim() - len(n.normalized_shape), x.dim()))
-    return (g - g.mean(dims, keepdim=True)).to(s.dtype)
+    # LayerNorm's own backward for an input that equals its mean: the term of the standard deviation vanishes.
+    zeros, no_mean = torch.zeros_like(n.input), torch.zeros_like(n.result1)
+    return torch.ops.aten.native_layer_norm_backward(
+        s, zeros, n.normalized_shape, no_mean, n.result2, n.weight, n.bias, [True, False, False]
+    )[0]
 
 
 def _layer_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
