@@ -124,8 +124,10 @@ printed there; its rows add up to {sum(a.published.nodes for a, _ in pairs):,}.
 
 {table(*promise_rows(pairs))}
 
-The paper prints these for four models. Ours are smaller where a value that the paper recomputes is found in what a
-neighbour saved.
+The paper prints these for four models. A promise is counted at every node whose rule needs a value that the node itself did
+not save; its branches are short where a neighbour saved the value (the paper recomputes it) and long where versions of the
+libraries write out what used to be one operation. *density*: promises per node of the graph that `explain` makes, which does
+not follow the weights and is smaller than the paper's.
 """
     write(folder / "paper.md", text)
 

@@ -296,6 +296,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "llava_next_video": {"image_grid_pinpoints": [[32, 32]]},
     "llava_onevision": {"image_grid_pinpoints": [[32, 32]]},
     "mllama_text_model": {"cross_attention_layers": [1]},
+    "vits": {"noise_scale": 0.0, "noise_scale_duration": 0.0},  # the same speech every time
     "cvt": {"depth": [1, 2, 3]},
     "chameleon": {"vocabulary_map": {"<image>": 4}},
 }

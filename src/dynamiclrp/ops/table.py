@@ -118,7 +118,9 @@ def register(
 ) -> None:
     """Give a node type a row; for a Python `autograd.Function` called F the node type is `FBackward`.
 
-    >>> register("MySwishBackward", "activation", saved={0: ("x", None)})  # doctest: +SKIP
+    >>> register("MySwishBackward", "activation", ratio=lambda n: n.tensors[0].sigmoid())
+    >>> OPS.pop("MySwishBackward").kind
+    <Kind.ACTIVATION: 'activation'>
     """
     if name in OPS and not replace:
         raise PresetError(f"{name} has a row already; pass replace=True to replace it")
