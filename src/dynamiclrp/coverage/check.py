@@ -93,7 +93,7 @@ def check(case: Case, finding: Finding, *, dynamic: bool = True) -> Finding:
         finding.error, finding.where = say(error), _where(error)
         if not _has_path(case):
             finding.error = (
-                "NoPath: the output is made of discrete choices (codes, indices): no gradient reaches an input"
+                "NoPath: no gradient reaches an input: the output is made from codes or indices, or under torch.no_grad"
             )
     except Exception as error:
         finding.error, finding.where = say(error), _where(error)

@@ -1,0 +1,93 @@
+"""The paper's fifteen architectures on the GPU against the CPU: the same relevance within precision.
+
+    python bench/architectures.py [--json results.json]
+
+For each: float32 on the CPU, float32 on the GPU in torch's own choice of attention and in math attention, bf16 on the GPU.
+Prints the largest error relative to the largest relevance, and Spearman's rank correlation per input for bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import nullcontext
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import dynamiclrp as dlrp
+from dynamiclrp.coverage.paper import architectures
+
+
+def moved(inputs: dict[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+        if isinstance(value, Tensor)
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def error(found: Tensor, truth: Tensor) -> float:
+    return float((found.cpu().double() - truth.double()).abs().max() / truth.double().abs().max())
+
+
+def rank_correlation(found: Tensor, truth: Tensor) -> float:
+    ranks = [x.cpu().double().flatten().argsort().argsort().double() for x in (found, truth)]
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
+
+
+def some_scores(output: Tensor) -> Tensor:
+    """A target that does not change with rounding: random weights have no clear favourite."""
+    return output.flatten(1)[:, -100:-50].sum(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    results: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
+    for architecture in architectures():
+        try:
+            model, inputs = architecture.build()
+            model = model.eval()
+            with torch.no_grad():  # a head that is zero at first has nothing to explain
+                for parameter in model.parameters():
+                    if not parameter.any() and parameter.dim() > 1:
+                        parameter.normal_(std=0.02)
+            truth = dlrp.explain(model, **moved(inputs, "cpu", torch.float32), target=some_scores).relevance
+            row: dict[str, Any] = {}
+            for label, dtype, context in (
+                ("float32", torch.float32, nullcontext()),
+                ("float32, math attention", torch.float32, sdpa_kernel(SDPBackend.MATH)),
+                ("bf16", torch.bfloat16, nullcontext()),
+            ):
+                model = model.to("cuda", dtype)
+                with context:
+                    a = dlrp.explain(model, **moved(inputs, "cuda", dtype), target=some_scores)
+                row[label] = {
+                    "error": error(a.relevance, truth),
+                    "rank correlation": round(rank_correlation(a.relevance, truth), 4),
+                    "attention": sorted({s.name for s in a.plan.steps if str(s.kind) in ("attention", "weights")}),
+                }
+            del model
+            torch.cuda.empty_cache()
+        except Exception as failure:  # one architecture must not hide the others
+            row = {"failed": f"{type(failure).__name__}: {failure}"[:300]}
+        results[architecture.name] = row
+        print(architecture.name, json.dumps(row), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
