@@ -17,7 +17,8 @@ def _gelu_ratio(n: Any) -> Tensor:
     x = n.self
     if n.approximate == "tanh":
         return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return (x * -math.sqrt(0.5)).erfc_().mul_(0.5)  # the normal distribution function, with one temporary
+    # as torch's own kernel computes it, so that x times the ratio is the output also where it cancels; one temporary
+    return (x * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
 
 
 def _rrelu(n: Any, x: Tensor) -> Tensor:
