@@ -142,7 +142,7 @@ def main() -> None:
         else f"{platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "arguments": {k: str(v) for k, v in vars(options).items()},
+        "arguments": {k: str(v) for k, v in vars(options).items() if k != "json"},
     }
     for name, (model, x, presets) in models.items():
         model = model.eval().requires_grad_(False).to(device)

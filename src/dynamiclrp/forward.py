@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .attribution import Attribution
-from .capture import Saved, capture, gradient_edge, leaf_value, next_sequence_number, sequence_number
+from .capture import capture, gradient_edge, next_sequence_number, sequence_number
 from .errors import NoInputError, PresetError, UnsupportedTensorError
 from .graph import Graph
 from .ledger import Ledger
-from .ops import OPS, Kind
+from .lookups import Tracker, same_memory, same_values, table_lookups
+from .ops import OPS
 from .plan import Plan
 from .presets import Preset
 from .recorder import Recorder
@@ -223,11 +223,11 @@ class Call:
         """Embedding lookups by the integer argument whose values they use."""
         if not self.integers:
             return []
-        lookups = list(_table_lookups(graph))
+        lookups = list(table_lookups(graph))
         sources = []
         for name, ids in self.integers.items():
-            taken = [lookup for lookup in lookups if _same_memory(lookup.indices, ids)]
-            taken = taken or [lookup for lookup in lookups if _same_values(lookup.indices, ids)]
+            taken = [lookup for lookup in lookups if same_memory(lookup.indices, ids)]
+            taken = taken or [lookup for lookup in lookups if same_values(lookup.indices, ids)]
             origins: tuple[Tensor, ...] = ()
             if not taken and tracker is not None:
                 entries = [(lookup, tracker.made_from(lookup.indices)) for lookup in lookups]
@@ -342,23 +342,6 @@ def _followed(model: nn.Module, preset: Preset, integers: bool) -> set[int]:
     return biases | (embeddings if integers else set())
 
 
-def _parameter(graph: Graph, ref: tuple[int, int] | None) -> Tensor | None:
-    """The value of a tensor that is a leaf, or a view or cast of one."""
-    steps = []
-    while ref is not None and graph.types[ref[0]].__name__ != "AccumulateGrad":
-        op = OPS.get(graph.types[ref[0]].__name__)
-        if op is None or op.kind is not Kind.MOVEMENT or op.forward is None or len(graph.edges[ref[0]]) != 1:
-            return None
-        steps.append((op, ref[0]))
-        ref = graph.edges[ref[0]][0]
-    if ref is None:
-        return None
-    value = leaf_value(graph.handles[ref[0]])
-    for op, node in reversed(steps):
-        value = op.forward(Saved(graph.handles[node]), value)  # type: ignore[misc]
-    return value
-
-
 def _argument_names(model: nn.Module, count: int) -> list[str]:
     try:
         names = [
@@ -368,109 +351,3 @@ def _argument_names(model: nn.Module, count: int) -> list[str]:
     except (TypeError, ValueError):
         names = []
     return (names + [f"argument {i}" for i in range(len(names), count)])[:count]
-
-
-@dataclass(frozen=True, eq=False)
-class _Lookup:
-    """A node that looks rows up in a table of parameters."""
-
-    node: int
-    indices: Tensor
-    value: Tensor
-
-
-def _table_lookups(graph: Graph) -> Iterator[_Lookup]:
-    for node, kind in enumerate(graph.types):
-        op = OPS.get(kind.__name__)
-        if op is None or op.lookup is None or op.forward is None:
-            continue
-        table = _parameter(graph, graph.edges[node][0])
-        saved = Saved(graph.handles[node])
-        indices = getattr(saved, op.lookup) if table is not None else None
-        if isinstance(indices, tuple) and len(indices) == 1:
-            indices = indices[0]
-        if isinstance(indices, Tensor):
-            yield _Lookup(node, indices, op.forward(saved, table))
-
-
-def _same_memory(indices: Tensor, ids: Tensor) -> bool:
-    return indices.numel() == ids.numel() and indices.data_ptr() == ids.data_ptr()
-
-
-def _same_values(indices: Tensor, ids: Tensor) -> bool:
-    return indices.shape == ids.shape and torch.equal(indices.to(ids), ids)
-
-
-class Tracker(TorchDispatchMode):
-    """Follows integer arguments through the forward pass, element by element, to the lookups they end in.
-
-    Beside each tensor made from an argument it keeps where its elements came from (-1: from nowhere). Operations that move
-    elements move those too; elementwise ones (hashing, shifting, clamping) keep them.
-    """
-
-    def __init__(self, arguments: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.origins: dict[Any, tuple[str, Tensor]] = {}
-        self.alive: list[Tensor] = []  # so that no address is used twice
-        for name, ids in arguments.items():
-            self._enter(ids, name, torch.arange(ids.numel(), device=ids.device).reshape(ids.shape))
-
-    def made_from(self, tensor: Tensor) -> tuple[str, Tensor] | None:
-        """The argument that a tensor was made from, and where in it each element came from."""
-        return self.origins.get(_identity(tensor))
-
-    def _enter(self, tensor: Tensor, name: str, origin: Tensor) -> None:
-        self.origins.setdefault(_identity(tensor), (name, origin))
-        self.alive.append(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        if not all(isinstance(r, Tensor) and not r.is_floating_point() for r in results):
-            return result
-        found = [self.made_from(t) for t in _tensors(args)]
-        name = next((entry[0] for entry in found if entry is not None), None)
-        if name is not None:
-            moved = self._moved(func, args, kwargs or {})
-            for number, tensor in enumerate(results):
-                origin = moved[number] if moved is not None else next(e[1] for e in found if e is not None)
-                if origin.shape == tensor.shape:
-                    self._enter(tensor, name, origin)
-        return result
-
-    def _moved(self, func: Any, args: Any, kwargs: Any) -> tuple[Tensor, ...] | None:
-        """The origins, moved as the operation moves elements; None for an elementwise operation."""
-        if func._schema.name.removeprefix("aten::") not in _MOVES:
-            return None
-        args = [_swap(argument, self) for argument in args]
-        if func._schema.name == "aten::constant_pad_nd":
-            args = [*args[:2], -1]
-        made = func(*args, **{k: v for k, v in kwargs.items() if k == "dim"})
-        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
-
-
-_MOVES = frozenset({
-    "view", "_unsafe_view", "reshape", "slice", "select", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand",
-    "index_select", "clone", "alias", "unbind", "split", "cat", "stack", "constant_pad_nd", "roll", "repeat", "flip",
-})  # fmt: skip
-
-
-def _swap(argument: Any, tracker: Tracker) -> Any:
-    if isinstance(argument, (list, tuple)) and any(isinstance(item, Tensor) for item in argument):
-        return [_swap(item, tracker) for item in argument]
-    if not isinstance(argument, Tensor):
-        return argument
-    entry = tracker.made_from(argument)
-    return entry[1] if entry is not None else torch.full(argument.shape, -1, dtype=torch.int64, device=argument.device)
-
-
-def _tensors(arguments: Any) -> Iterator[Tensor]:
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            yield argument
-        elif isinstance(argument, (list, tuple)):
-            yield from _tensors(argument)
-
-
-def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
