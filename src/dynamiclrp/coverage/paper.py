@@ -19,7 +19,7 @@ from torch import nn
 import dynamiclrp as dlrp
 
 from .case import Case, mend_torchvision, wake
-from .check import say
+from .check import say, under_dynamic
 
 TOKENS = 16
 AGGREGATE = (31_440, 31_465)  # covered and all nodes, as the paper sums them up
@@ -65,7 +65,7 @@ class Measured:
     depth: int = 0
     density: float = 0.0
     finite: bool = False
-    dynamic_finite: bool = False
+    dynamic: str = ""  # "ok", "float64: …" where float32 overflows, or the error
     residual: float | None = None  # of the ledger under attnlrp, relative
     kept: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0  # one explanation under attnlrp
@@ -113,12 +113,7 @@ def _measure(case: Case, found: Measured) -> None:
     found.seconds = round(time.perf_counter() - start, 2)
     found.finite = all(bool(torch.isfinite(r).all()) for r in explained.relevances.values())
     del explained
-    try:
-        explained = dlrp.explain(case.model, **case.inputs, preset="dynamic")
-        found.dynamic_finite = all(bool(torch.isfinite(r).all()) for r in explained.relevances.values())
-        del explained
-    except dlrp.LRPError as error:
-        found.error = f"dynamic: {say(error)}"
+    found.dynamic = under_dynamic(case)
     gc.collect()
     book = dlrp.explain(case.model, **case.inputs, ledger=True).ledger
     assert book is not None

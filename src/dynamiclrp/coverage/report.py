@@ -55,12 +55,23 @@ def _cell(value: Any) -> str:
 
 def paper_rows(pairs: Sequence[tuple[Architecture, Measured]]) -> tuple[list[str], list[list[Any]]]:
     """Coverage, side by side with the paper's."""
-    head = ["model", "nodes covered", "paper", "node types", "paper", "live", "finite", "ledger residual", "seconds"]
+    head = [
+        "model",
+        "nodes covered",
+        "paper",
+        "node types",
+        "paper",
+        "live",
+        "finite",
+        "`dynamic`",
+        "ledger residual",
+        "seconds",
+    ]
     rows = [
         [
             a.name, f"{m.covered:,} / {m.nodes:,}", f"{a.published.covered:,} / {a.published.nodes:,}",
             f"{m.ops_covered} / {m.ops}", f"{a.published.ops_covered} / {a.published.ops}", m.live,
-            "yes" if m.finite and m.dynamic_finite else m.error or "no",
+            "yes" if m.finite else m.error or "no", m.dynamic.split(":")[0] if m.dynamic[:2] in ("ok", "fl") else m.dynamic or "no",
             "–" if m.residual is None else f"{m.residual:.0e}", f"{m.seconds:.2f}",
         ]
         for a, m in pairs
@@ -68,7 +79,7 @@ def paper_rows(pairs: Sequence[tuple[Architecture, Measured]]) -> tuple[list[str
     covered, nodes = sum(m.covered for _, m in pairs), sum(m.nodes for _, m in pairs)
     published = f"{AGGREGATE[0]:,} / {AGGREGATE[1]:,}" if len(pairs) == 15 else ""
     live = sum(m.live for _, m in pairs)
-    rows.append(["all", f"{covered:,} / {nodes:,}", published, "", "", live, "", "", ""])
+    rows.append(["all", f"{covered:,} / {nodes:,}", published, "", "", live, "", "", "", ""])
     return head, rows
 
 
@@ -114,8 +125,9 @@ Written by `dynamiclrp coverage --paper`. Published sizes, random weights, float
 
 *nodes covered*: nodes of the whole autograd graph, every parameter followed, that have a rule. The paper's counts come from
 older versions of the libraries (attention written out in several operations, dropout kept in the graph), so the totals
-differ; what must agree is that none is left over. *live*: nodes that relevance passes through. *finite*: under the
-presets `attnlrp` and `dynamic`. *ledger residual*: what the accounts under `attnlrp` cannot explain, relative to the largest
+differ; what must agree is that none is left over. *live*: nodes that relevance passes through. *finite*: under
+`attnlrp`; *`dynamic`*: the same under the paper's rules (`float64`: on random weights they grow beyond float32, see
+`under_dynamic`). *ledger residual*: what the accounts under `attnlrp` cannot explain, relative to the largest
 amount of relevance that moved; reasons that kept something: {", ".join(sorted(kept))}. *seconds*: one explanation.
 Mamba's scan is written out token by token, so its graph grows with the text (here 8 tokens). The paper's sum is quoted as
 printed there; its rows add up to {sum(a.published.nodes for a, _ in pairs):,}.
@@ -177,7 +189,10 @@ def write_zoo(folder: Path, findings: Sequence[Finding]) -> None:
         table(*summary_rows(findings)),
         f"{len(ops)} distinct operations carry relevance in them, {sum(f.live for f in built):,} live nodes in all. "
         "Each model is explained under `attnlrp` twice (the results must be equal), as a batch and row by row, with the "
-        "ledger, and once under `dynamic`.",
+        "ledger, and once under `dynamic`. "
+        f"Under `dynamic` {sum(f.dynamic == 'ok' for f in built)} are finite in float32 and "
+        f"{sum(f.dynamic.startswith('float64') for f in built)} more in float64: the paper's rules divide by sums that may "
+        "cancel, so that relevance grows from layer to layer on random weights.",
         "## Explained with a fault",
     ]
     faulty = [f for f in built if f.faults]

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from .case import Case, NotBuilt, mend_torchvision, wake
 
+# Rows, frames and side of clips; MViT takes one size only, which makes a batch of two slow, and S3D pools 7x7.
+_CLIPS = {"mvit": (1, 16, 224), "s3d": (2, 16, 224)}
+
 
 def names() -> list[str]:
     """All registered models except the quantised ones, whose integer kernels have no gradient."""
@@ -50,8 +53,7 @@ def build(name: str) -> Case:
         detector: nn.Module = DenseDetector(model) if hasattr(model, "head") else Detector(model)
         case = Case(name, detector, {"image": torch.rand(3, 96, 96, generator=generator)}, False, name)
     elif family == "video":
-        # MViT takes one size only, which makes a batch of two slow
-        rows, frames, side = (1, 16, 224) if name.startswith("mvit") else (2, 8, 64)
+        rows, frames, side = _CLIPS.get(name[:4], (2, 8, 64))
         clips = torch.randn(rows, 3, frames, side, side, generator=generator)
         case = Case(name, model, {"x": clips}, rows == 2, name)
     elif family == "optical_flow":
