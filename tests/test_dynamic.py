@@ -163,11 +163,11 @@ class Residual(nn.Module):
 
     def tape(self, x: Value) -> Value:
         relu = torch.relu
-        x = slow.identity(relu, slow.identity(self.stem_norm, slow.conv(x, self.stem.weight, padding=1)))
-        inner = slow.identity(relu, slow.identity(self.a1_norm, slow.conv(x, self.a1.weight, padding=1)))
+        x = slow.identity(relu, slow.batch_norm(self.stem_norm, slow.conv(x, self.stem.weight, padding=1)))
+        inner = slow.identity(relu, slow.batch_norm(self.a1_norm, slow.conv(x, self.a1.weight, padding=1)))
         x = slow.identity(relu, slow.add(x, slow.conv(inner, self.a2.weight, self.a2.bias, padding=1)))
         inner = slow.identity(relu, slow.conv(x, self.b1.weight, self.b1.bias, stride=2, padding=1))
-        inner = slow.identity(self.b2_norm, slow.conv(inner, self.b2.weight, padding=1))
+        inner = slow.batch_norm(self.b2_norm, slow.conv(inner, self.b2.weight, padding=1))
         x = slow.identity(relu, slow.add(slow.conv(x, self.project.weight, self.project.bias, stride=2), inner))
         return slow.linear(slow.mean_over(x, (2, 3)), self.head.weight, self.head.bias)
 
@@ -365,6 +365,95 @@ def test_a_bias_may_be_asked_for_its_share():
     (r_expected,) = [r for v, r in relevance.items() if not v.operands and torch.equal(v.data, net.first.bias.detach())]
     assert error(r_x, relevance[on_tape]) < TOLERANCE
     assert error(r_bias, r_expected) < TOLERANCE
+
+
+# ---------------------------------------------------------------- batch norm, where we leave the paper
+
+NORMS = {
+    "2d": (lambda: nn.BatchNorm2d(3), (2, 3, 4, 5)),
+    "1d": (lambda: nn.BatchNorm1d(3), (4, 3)),
+    "1d, in time": (lambda: nn.BatchNorm1d(3), (2, 3, 6)),
+    "3d": (lambda: nn.BatchNorm3d(3), (2, 3, 2, 3, 2)),
+    "without parameters": (lambda: nn.BatchNorm2d(3, affine=False), (2, 3, 4, 5)),
+    "one row in channels-last strides": (lambda: nn.BatchNorm2d(3), (1, 3, 4, 5)),
+}
+
+
+def norm_of(name: str) -> tuple[nn.Module, Tensor]:
+    make, shape = NORMS[name]
+    x = gaussian(*shape, seed=21)
+    return build(make), x.to(memory_format=torch.channels_last) if "channels-last" in name else x
+
+
+PICTURES = ["2d", "without parameters", "one row in channels-last strides"]
+
+
+@pytest.mark.parametrize("name, pooled", [*((n, False) for n in NORMS), *((n, True) for n in PICTURES)])
+def test_the_shift_of_a_batch_norm_takes_its_share(name, pooled):
+    norm, x = norm_of(name)
+    x.requires_grad_()
+    y, on_tape = norm(x), leaf(x)
+    result = slow.batch_norm(norm, on_tape)
+    if pooled:  # an average pool hands down R, not s
+        y, result = functional.adaptive_avg_pool2d(y, 2), slow.adaptive_avg_pool(result, 2)
+    seed = y.detach() * gaussian(*y.shape, seed=22)
+    (r,) = dlrp.relevance(y, x, seed=seed, preset="dynamic")
+    assert error(r, propagate(result, seed)[on_tape]) < TOLERANCE
+
+
+def test_the_bias_of_a_batch_norm_may_be_asked_for_its_share():
+    norm, x = norm_of("2d")
+    x.requires_grad_()
+    y, on_tape = norm(x), leaf(x)
+    relevance = propagate(slow.batch_norm(norm, on_tape), y.detach())
+    r_x, r_weight, r_bias = dlrp.relevance(y, (x, norm.weight, norm.bias), seed=y.detach(), preset="dynamic")
+    (shift,) = [v for v in relevance if not v.operands and v is not on_tape]
+    assert error(r_x, relevance[on_tape]) < TOLERANCE
+    assert not r_weight.any()  # a parameter takes a share of a sum, not of a product
+    assert error(r_bias, (relevance[shift] / shift.data).flatten() * norm.bias.detach()) < TOLERANCE
+
+
+def test_the_papers_identity_is_an_override_away():
+    norm, x = norm_of("2d")
+    x.requires_grad_()
+    y = norm(x)
+    seed = y.detach() * gaussian(*y.shape, seed=22)
+    rule = dlrp.preset("dynamic") | {"batchnorm": dlrp.Identity(eps=1e-11)}
+    (r,) = dlrp.relevance(y, x, seed=seed, preset=rule)
+    assert error(r, seed) < TOLERANCE
+
+
+class Deep(nn.Module):
+    """Fifty convolutions, each with a batch norm: what an unbounded rule overflows float32 on."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [[nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.Tanh()] for _ in range(50)]
+        self.body = nn.Sequential(*(layer for block in layers for layer in block), nn.Flatten(), nn.Linear(64, 3))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def test_dynamic_of_a_deep_stack_of_batch_norms_is_finite():
+    net, x = build(Deep).float(), gaussian(2, 4, 4, 4).float().requires_grad_()
+    with pytest.raises(dlrp.NonFiniteError):  # the paper's rule, for comparison
+        dlrp.explain(net, x, preset=dlrp.preset("dynamic") | {"batchnorm": dlrp.Identity(eps=1e-11)})
+    (r,) = dlrp.relevance(net(x), x, preset="dynamic")
+    assert r.isfinite().all() and r.any()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_share_of_a_batch_norms_input_never_exceeds_its_gradient(name):
+    norm, x = norm_of(name)
+    with torch.no_grad():
+        x.flatten()[::3] *= 1e-12  # where s·y/x would be largest
+    x.requires_grad_()
+    y = norm(x)
+    seed = y.detach() * gaussian(*y.shape, seed=22)
+    (r,) = dlrp.relevance(y, x, seed=seed, preset="dynamic", retain_graph=True)
+    (gradient,) = dlrp.relevance(y, x, seed=seed, preset="gradient")
+    assert (r.abs() <= gradient.abs() * (1 + 1e-9)).all()
 
 
 # ---------------------------------------------------------------- one operation at a time

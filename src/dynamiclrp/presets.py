@@ -146,6 +146,11 @@ def _gradient() -> dict[str, Rule]:
 def _dynamic(
     gamma_linear: float = 0.0, gamma_conv: float = 0.0, eps: float = 1e-11, top: float = 1.0
 ) -> dict[str, Rule]:
+    """The paper's rules, but for batch norm in eval mode: there the paper hands all to the input, s·y/x, which has no bound
+    where a convolution's output is near 0 and overflows float32 in deep networks. Here the shift takes |shift| /
+    (|scale·x| + |shift|), as a bias does. The paper's rule: `preset("dynamic") | {"batchnorm": Identity(eps=1e-11)}`.
+    """
+
     def linear(gamma: float) -> Rule:
         return Gamma(gamma, eps, "absolute", top) if gamma else Epsilon(eps, "absolute", top)
 
@@ -157,7 +162,7 @@ def _dynamic(
         product=ProductShare(eps),
         function=Identity(eps=eps),
         normalise=Identity(composites=False, eps=eps),
-        batchnorm=Identity(eps=eps),
+        batchnorm=Affine("absolute", eps),
         weights=Nothing(),
         attention=Attention(weights=0.0, lost=0.5),
     )

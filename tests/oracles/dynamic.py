@@ -151,10 +151,20 @@ def matmul(a: Value, b: Value) -> Value:
 
 
 def identity(function: Callable[[Tensor], Tensor], x: Value) -> Value:
-    """Activations, LayerNorm, batch-norm in eval mode: R_x = R_y, element by element."""
+    """Activations, LayerNorm: R_x = R_y, element by element."""
     y = function(x.data).detach()
     assert y.shape == x.shape
     return Value(y, (x,), lambda r: [r])
+
+
+def batch_norm(norm: torch.nn.Module, x: Value) -> Value:
+    """Not the paper's identity: scale x + shift, in which the shift takes its share by magnitude and keeps it."""
+    sigma = torch.sqrt(norm.running_var + norm.eps)
+    weight = torch.ones_like(sigma) if norm.weight is None else norm.weight.detach()
+    bias = torch.zeros_like(sigma) if norm.bias is None else norm.bias.detach()
+    shape = (-1, *[1] * (x.data.dim() - 2))
+    shift = bias - norm.running_mean * weight / sigma
+    return add(scale(x, (weight / sigma).reshape(shape)), leaf(shift.reshape(shape)))
 
 
 # ---------------------------------------------------------------- attention

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import OUT, Grads, Rule, divide, reduce_to, stabilise
+from ..ops.normalise import batch_norm_affine
+from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
 
 if TYPE_CHECKING:
     from ..run import Here
@@ -121,13 +122,55 @@ class Carry(Rule):
 
 @dataclass(frozen=True)
 class Affine(Rule):
-    """Batch norm in eval mode: its own backward, the affine map's."""
+    """Batch norm in eval mode, y = scale·x + shift (the shift holds the running mean and the bias).
+
+    `bias` says what the shift takes. "proportional": its part of y, so x gets the affine map's own backward.
+    "absolute": |shift| / (|scale·x| + |shift|), as it does behind a linear map under `Epsilon(bias="absolute")`, so
+    s_x = s·y·sgn(x)·|scale| / (|scale·x| + |shift| + eps). Since |y| ≤ |scale·x| + |shift|, that never exceeds the
+    gradient, whereas the identity rule's s·y/x has no bound where a convolution's output is near 0.
+    """
+
+    bias: str = "proportional"
+    eps: float = 0.0
 
     kinds = frozenset({"batchnorm"})
+
+    def __post_init__(self) -> None:
+        if self.bias not in ("proportional", "absolute"):
+            raise ValueError(f"Affine(bias={self.bias!r}): expected 'proportional' or 'absolute'")
+
+    @property
+    def needs_parameters(self) -> bool:  # type: ignore[override]
+        return self.bias == "absolute"
+
+    def edits(self, step: Step) -> tuple[bool, bool]:
+        return self.bias == "proportional", self.bias == "absolute"
+
+    def needs(self, step: Step) -> Iterable[int]:
+        return () if self.bias == "proportional" else (0, 2)
+
+    def takes_relevance(self, step: Step) -> bool:
+        return self.bias == "absolute"
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         # torch 2.13's CPU kernel reads the gradient of a single row wrongly when its strides are channels-last
         return s.contiguous() if s.shape[0] == 1 else s
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        x, bias = here.operand(0), here.operand(2)
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        scale, mean = batch_norm_affine(here.saved)
+        shift = -mean * scale if bias is None else bias - mean * scale
+        product, shift = x * scale.reshape(shape), shift.reshape(shape)
+        total = product.abs() + shift.abs()
+        unit = here.relevance(s, product + shift) / (total + usable(self.eps, total))
+        made: Grads = [None if grads[0] is None else unit * sign(x) * scale.abs().reshape(shape)]
+        if len(grads) > 1:  # a parameter takes a share of a sum, not of a product
+            made += [
+                None,
+                None if grads[2] is None else reduce_to(unit * sign(shift), shift.shape).reshape(grads[2].shape),
+            ]
+        return made
 
 
 @dataclass(frozen=True)
