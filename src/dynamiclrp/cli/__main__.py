@@ -1,0 +1,5 @@
+"""`python -m dynamiclrp.cli` is the command `dynamiclrp`."""
+
+from . import main
+
+main()
