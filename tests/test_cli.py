@@ -14,6 +14,7 @@ from dynamiclrp.cli import application, main  # noqa: E402
 from dynamiclrp.cli.exits import Code, UserError, code_of, line_of  # noqa: E402
 from dynamiclrp.errors import PresetError, UnknownOpError  # noqa: E402
 
+SOURCE = str(Path(__file__).parent.parent / "src")
 MODELS = """
 import torch
 

@@ -40,7 +40,8 @@ class Loaded:
 
     def example(self, text: str | None, shape: str | None, batch: int = 1, tokens: int | None = None) -> dict[str, Any]:
         """Arguments to run the model on: from a text, a shape, or whatever the model says it takes."""
-        name = getattr(self.model, "main_input_name", None)
+        name: str | None = getattr(self.model, "main_input_name", None)
+        config: Any = getattr(self.model, "config", None)
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         made: dict[str, Any]
         if text is not None:
@@ -52,16 +53,16 @@ class Loaded:
         elif self.size is not None:
             made = {name or _first_argument(self.model): torch.randn(batch, *self.size, dtype=dtype)}
         elif name == "input_ids" or self.tokenizer is not None:
-            vocabulary = getattr(self.model.config.get_text_config(), "vocab_size", 1000)
+            vocabulary = getattr(config.get_text_config(), "vocab_size", 1000)
             made = {"input_ids": torch.randint(0, vocabulary, (batch, tokens or 32))}
-            if getattr(self.model.config, "is_encoder_decoder", False):
+            if getattr(config, "is_encoder_decoder", False):
                 made["decoder_input_ids"] = torch.randint(0, vocabulary, (batch, 4))
         else:
             raise UserError(
                 Code.USAGE, f"{self.name}: its input is not known", "Give --shape, such as --shape 1,3,224,224"
             )
-        if self.tokenizer is not None and getattr(self.model.config, "is_encoder_decoder", False):
-            start = getattr(self.model.config, "decoder_start_token_id", None) or 0
+        if self.tokenizer is not None and getattr(config, "is_encoder_decoder", False):
+            start = getattr(config, "decoder_start_token_id", None) or 0
             made.setdefault("decoder_input_ids", torch.full((batch, 1), start))
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in made.items()}
 
