@@ -154,6 +154,8 @@ def capture(
             nexts.append(operands)
 
     types = tuple(map(type, handles))
+    if any(kind.__name__ == "CppFunction" for kind in set(types)):
+        types = tuple(map(_node_type, handles))
     edges = tuple(
         tuple((index[operand], number) if operand is not None else None for operand, number in operands)
         for operands in nexts
@@ -172,6 +174,29 @@ def capture(
         inputs=tuple(_input_ref(number, tensor, index) for number, tensor in enumerate(inputs)),
         handles=tuple(handles),
     )
+
+
+def _node_type(node: Any) -> type:
+    """The node's class. C++ functions of extensions share one: those get a class by the name of their own."""
+    kind = type(node)
+    if kind.__name__ != "CppFunction":
+        return kind
+    name = cpp_function(node.name())
+    return kind if name is None else _cpp_types.setdefault(name, type(name, (), {}))
+
+
+_cpp_types: dict[str, type] = {}
+
+
+def cpp_function(name: str) -> str | None:
+    """The node type that stands for a C++ `torch::autograd::Function`; None for other hidden code.
+
+    >>> cpp_function("torch::autograd::CppNode<vision::ops::(anonymous namespace)::ROIAlignFunction>")
+    'ROIAlignFunctionBackward'
+    """
+    if not name.startswith("torch::autograd::CppNode<"):
+        return None
+    return name.removesuffix(">").rpartition("::")[2].rpartition("<")[2] + "Backward"
 
 
 def gradient_edge(tensor: Tensor | GradientEdge) -> GradientEdge:

@@ -103,6 +103,8 @@ class Values:
             case Rest(node, position):
                 op = self.graph.op(node)
                 total, other = operands
+                if isinstance(other, Tensor) and other.dtype is torch.bool:  # torch adds masks, and does not subtract them
+                    other = other.to(total.dtype)
                 factors = op.weights(self.saved(node))
                 value = total - (other if factors[1 - position] == 1 else factors[1 - position] * other)
                 if factors[position] != 1:
