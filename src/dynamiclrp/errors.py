@@ -13,11 +13,13 @@ LRPError (RuntimeError)
 ├── UnknownOpError        operations without a row
 ├── LostActivationError   a value that a rule needs and nobody kept
 ├── UnsupportedTensorError  complex or sparse tensors where a rule cannot take them
-└── NonFiniteError        relevance that became inf or nan
+├── NonFiniteError        relevance that became inf or nan
+└── EvaluationError       an evaluation that cannot be done as asked
 TrainingModeWarning (UserWarning)
 """
 
 __all__ = [
+    "EvaluationError",
     "FreedGraphError",
     "GraphError",
     "LRPError",
@@ -90,6 +92,10 @@ class UnsupportedTensorError(LRPError):
 
 class NonFiniteError(LRPError):
     """Relevance became inf or nan."""
+
+
+class EvaluationError(LRPError):
+    """Model, data, methods and settings of an evaluation do not fit together."""
 
 
 class TrainingModeWarning(UserWarning):

@@ -1,0 +1,49 @@
+"""How good is an explanation? Perturbation curves, metrics with intervals, baselines, sanity checks.
+
+>>> import torch
+>>> from dynamiclrp import evaluate
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval()
+>>> found = evaluate.compare(model, torch.randn(6, 8), methods=["epsilon", "gradient", "random"])
+>>> len(found.rows)
+3
+"""
+
+from .baselines import Captum, Zennit
+from .compare import compare
+from .comparison import Comparison
+from .fills import Blur, Fill, Mean, Token, Zero
+from .methods import Function, Method, Ours, Random, find_method
+from .metrics import ERASER_BINS, METRICS, PAPER_SCALE, Interval, bootstrap, paired_difference
+from .perturb import Curves, perturb
+from .units import Features, Patches, Pixels, Regions, Tokens, Unit
+
+__all__ = [
+    "ERASER_BINS",
+    "METRICS",
+    "PAPER_SCALE",
+    "Blur",
+    "Captum",
+    "Comparison",
+    "Curves",
+    "Features",
+    "Fill",
+    "Function",
+    "Interval",
+    "Mean",
+    "Method",
+    "Ours",
+    "Patches",
+    "Pixels",
+    "Random",
+    "Regions",
+    "Token",
+    "Tokens",
+    "Unit",
+    "Zennit",
+    "Zero",
+    "bootstrap",
+    "compare",
+    "find_method",
+    "paired_difference",
+    "perturb",
+]

@@ -1,0 +1,153 @@
+"""Other packages' methods as baselines: Captum and Zennit. Both are imported where used, never by the core."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import EvaluationError
+from .methods import Method, Scores
+from .subject import PLAIN, Inputs, Subject
+
+
+def need(module: str, package: str) -> Any:
+    """Import a package of an extra, or say how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] != package:
+            raise
+        raise EvaluationError(f"this needs the package {package!r}: pip install {package}") from error
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Within: a foreign package may hang hooks, attributes and weights on the model. After: none are left, even if it
+    failed half-way."""
+    modules = [
+        (m, {k: copy.copy(v) if k.endswith("_hooks") else v for k, v in vars(m).items()}) for m in model.modules()
+    ]
+    tensors = [(t, t.data, t.requires_grad) for t in (*model.parameters(), *model.buffers())]
+    try:
+        yield
+    finally:
+        for module, state in modules:
+            vars(module).clear()
+            vars(module).update(state)
+        for tensor, data, flag in tensors:
+            tensor.data = data
+            tensor.requires_grad_(flag)
+
+
+class Captum(Method):
+    """A method of `captum.attr` by its class name; keyword arguments go to its `attribute`.
+
+    SmoothGrad is NoiseTunnel over Saliency (10 samples, noise of 0.15 of each input's range, as Smilkov et al. use).
+    Reference inputs are zeros: of normalised images the data's mean, of tokens the zero embedding.
+    """
+
+    def __init__(self, method: str, *, name: str | None = None, **arguments: Any) -> None:
+        self.method, self.arguments = method, arguments
+        shown = f"({', '.join(f'{k}={v}' for k, v in arguments.items())})" if arguments else ""
+        self.name = name or f"captum:{method}{shown}"
+        attr = need("captum.attr", "captum")
+        if method != "SmoothGrad" and not hasattr(attr, method):
+            known = "Saliency, InputXGradient, IntegratedGradients, GradientShap, SmoothGrad, DeepLift, LRP, FeatureAblation"
+            raise EvaluationError(f"captum has no method {method!r}; for example: {known}")
+
+    def describe(self) -> str:
+        return f"captum:{self.method} {sorted(self.arguments.items())!r}"
+
+    def relevance(self, subject: Subject, inputs: Inputs, targets: Tensor, indices: Sequence[int]) -> Tensor:
+        attr = need("captum.attr", "captum")
+        if self.method in ("LRP", "DeepLift", "DeepLiftShap"):
+            return self._by_layers(attr, subject, inputs, targets)
+        scores = Scores(subject, inputs, targets)
+        x = scores.start().requires_grad_()
+        rows = torch.arange(len(inputs), device=x.device)
+        arguments = dict(self.arguments)
+        if self.method == "SmoothGrad":
+            tunnel = attr.NoiseTunnel(attr.Saliency(scores))
+            spread = (x.detach().flatten(1).amax(1) - x.detach().flatten(1).amin(1)).mean().item()
+            arguments = {"nt_samples": 10, "nt_type": "smoothgrad", "stdevs": 0.15 * spread} | arguments
+            call = tunnel.attribute
+        else:
+            call = getattr(attr, self.method)(scores).attribute
+        if self.method == "GradientShap":
+            arguments.setdefault("baselines", torch.zeros_like(x[:1]))
+        if self.method == "IntegratedGradients":
+            arguments.setdefault("internal_batch_size", max(64, len(inputs)))
+        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
+            torch.manual_seed(indices[0])  # methods with noise give the same again
+            found = call(x, additional_forward_args=(rows,), **arguments)
+        return scores.finish(found.detach())
+
+    def _by_layers(self, attr: Any, subject: Subject, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Methods that hook every layer call the model itself."""
+        if not isinstance(subject.model, nn.Module) or inputs.name != PLAIN or targets.dim() != 1:
+            raise EvaluationError(
+                f"{self.name}: captum hooks the layers of a torch.nn.Module called with one float tensor"
+            )
+        x = inputs.explained.detach().clone().requires_grad_()
+        with untouched(subject.model), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Setting forward, backward hooks")  # `untouched` takes them off again
+            method = getattr(attr, self.method)(subject.model)
+            return method.attribute(x, target=targets.to(x.device), **self.arguments).detach()
+
+
+class Zennit(Method):
+    """A composite of `zennit.composites` by its class name; keyword arguments go to it.
+
+    Batch norms are merged by Zennit's canonizer: the torchvision one for its VGG and ResNet models, else the sequential.
+    """
+
+    def __init__(self, composite: str, *, name: str | None = None, **arguments: Any) -> None:
+        self.composite, self.arguments = composite, arguments
+        shown = f"({', '.join(f'{k}={v}' for k, v in arguments.items())})" if arguments else ""
+        self.name = name or f"zennit:{composite}{shown}"
+        composites = need("zennit.composites", "zennit")
+        if not hasattr(composites, composite):
+            known = [
+                n
+                for n in vars(composites)
+                if n[0].isupper() and n.startswith(("Epsilon", "Excitation", "Guided", "Deconv"))
+            ]
+            raise EvaluationError(f"zennit has no composite {composite!r}. Known: {', '.join(known)}")
+        if composite == "EpsilonGammaBox" and not {"low", "high"} <= set(arguments):
+            raise EvaluationError(
+                "zennit:EpsilonGammaBox needs the lowest and highest input: Zennit('EpsilonGammaBox', low=…, high=…)"
+            )
+
+    def describe(self) -> str:
+        return f"zennit:{self.composite} {sorted(self.arguments.items())!r}"
+
+    def relevance(self, subject: Subject, inputs: Inputs, targets: Tensor, indices: Sequence[int]) -> Tensor:
+        if not isinstance(subject.model, nn.Module):
+            raise EvaluationError(f"{self.name}: zennit hooks the layers of a torch.nn.Module")
+        scores = Scores(subject, inputs, targets)
+        x = scores.start().requires_grad_()
+        rows = torch.arange(len(inputs), device=x.device)
+        composites = need("zennit.composites", "zennit")
+        arguments = dict(self.arguments)
+        for bound in ("low", "high"):
+            if bound in arguments:
+                arguments[bound] = torch.as_tensor(arguments[bound], dtype=x.dtype, device=x.device).expand_as(x[:1])
+        composite = getattr(composites, self.composite)(canonizers=[_canonizer(subject.model)], **arguments)
+        with torch.enable_grad(), composite.context(subject.model):
+            score = scores(x, rows)
+            (found,) = torch.autograd.grad(score, x, score.detach())
+        return scores.finish(found.detach())
+
+
+def _canonizer(model: nn.Module) -> Any:
+    kind = type(model)
+    if kind.__module__.startswith("torchvision.models") and kind.__name__ in ("VGG", "ResNet"):
+        return getattr(need("zennit.torchvision", "zennit"), f"{kind.__name__}Canonizer")()
+    return need("zennit.canonizers", "zennit").SequentialMergeBatchNorm()

@@ -1,0 +1,228 @@
+"""Methods against each other, on the same inputs, in one call: `compare` → `Comparison`.
+
+Batch by batch: explain with every method, rank, perturb, store. Nothing but finished numbers is kept between batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import EvaluationError
+from .comparison import Comparison
+from .cost import gradient_times_input, measured
+from .data import Batch, batches, count
+from .fills import Fill, find_fill
+from .methods import Method, find_methods
+from .perturb import Perturber, tie_seed
+from .progress import Progress
+from .store import Store
+from .subject import Measure, Subject
+from .units import Unit, find_unit
+
+
+def compare(
+    model: Callable[..., Any],
+    data: Any,
+    methods: Any = ("attnlrp", "gradient", "random"),
+    targets: Any = None,
+    *,
+    unit: str | Unit | None = None,
+    fill: str | Fill | Callable[[Tensor], Tensor] | None = None,
+    measure: Measure = "probability",
+    step: int | None = None,
+    batch_size: int = 64,
+    explain_batch_size: int = 8,
+    limit: int | None = None,
+    seed: int = 0,
+    store: str | os.PathLike[str] | None = None,
+    on_error: str = "record",
+    input: str | None = None,
+    embedding: str | None = None,
+    progress: bool | None = None,
+) -> Comparison:
+    """Explain every input with every method and measure how well each ranks what the model looks at.
+
+    `methods`: preset names, Presets, "captum:NAME", "zennit:NAME", "random", functions; or a mapping from labels to those.
+    `unit`, `fill`, `measure`, `step`: as for `perturb`. `explain_batch_size` inputs are explained together, `batch_size`
+    perturbed inputs run together. `store`: a file that finished inputs are appended to, and skipped from in a second run.
+    A method that fails on an input is reported beside the table, or raised at once with `on_error="raise"`.
+
+    >>> import torch
+    >>> from dynamiclrp.evaluate import compare
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval()
+    >>> found = compare(model, torch.randn(6, 8), methods=["epsilon", "random"], measure="logit")
+    >>> sorted(row["method"] for row in found.rows)
+    ['epsilon', 'random']
+    """
+    if on_error not in ("record", "raise"):
+        raise EvaluationError(f"on_error={on_error!r}: expected 'record' or 'raise'")
+    chosen = find_methods(methods)
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    kept: Store | None = None
+    setup: dict[str, Any] = {}
+    reader = Subject(model)
+    total = count(data, limit)
+    with Progress("comparing", (total or 0) * len(chosen), progress) as bar:
+        warm = False
+        for batch in batches(reader, data, targets, explain_batch_size, name=input, limit=limit):
+            if not setup:
+                unit_, fill_ = find_unit(unit, batch.inputs.explained), find_fill(fill, batch.inputs.explained)
+                subject = Subject(model, measure=measure, embedding=embedding, hidden=unit_.hidden)
+                setup = describe(model, unit_, fill_, measure, step, seed)
+                if store is not None:
+                    kept = Store(store, setup)
+                    found.update(_finished(kept, chosen))
+            digests = {index: batch.digest(row) for row, index in enumerate(batch.indices)}
+            _check_data(found, digests, store)
+            left = [row for row, i in enumerate(batch.indices) if any((i, m.name) not in found for m in chosen)]
+            bar.advance((len(batch) - len(left)) * len(chosen))
+            if not left:
+                continue
+            run = _Run(subject, batch.pick(left), unit_, fill_, step, batch_size, seed, warm, on_error)
+            new: list[dict[str, Any]] = []
+            for method in chosen:
+                new += run.results(method, digests, found)
+                bar.advance(len(left), f"comparing: {method.name}")
+            if kept is not None:
+                kept.add(new)
+            found.update({(r["input"], r["method"]): r for r in new})
+            warm = True
+    result = Comparison(tuple(m.name for m in chosen), setup, tuple(found[key] for key in sorted(found)))
+    if all(result.errors(m.name) and not result.of(m.name) for m in chosen):
+        raise EvaluationError(f"every method failed on every input; the first: {result.errors(chosen[0].name)[0]}")
+    return result
+
+
+class _Run:
+    """One batch: its perturbed ends and reference cost are shared by all methods."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        batch: Batch,
+        unit: Unit,
+        fill: Fill,
+        step: int | None,
+        batch_size: int,
+        seed: int,
+        warm: bool,
+        on_error: str,
+    ) -> None:
+        self.subject, self.batch, self.seed, self.warm, self.on_error = subject, batch, seed, warm, on_error
+        self.device = batch.inputs.explained.device
+        self.targets = subject.predict(batch.inputs) if batch.targets is None else batch.targets
+        self.perturber = Perturber(subject, batch.inputs, self.targets, unit, fill, step=step, batch_size=batch_size)
+        logit = Subject(subject.model, measure="logit", hidden=tuple(subject.hidden))
+        with torch.no_grad():
+            raw = logit.call(batch.inputs, self.targets)
+            self.scores = logit.score(raw, batch.inputs, self.targets).tolist()
+        self.reference = None
+        if isinstance(subject.model, nn.Module):
+            _, self.reference = measured(lambda: gradient_times_input(subject, batch.inputs, self.targets), self.device)
+
+    def results(
+        self, method: Method, digests: dict[int, str], finished: dict[tuple[int, str], dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """A method's records for the rows that do not have one yet."""
+        indices, rows = self.batch.indices, len(self.batch)
+        wanted = [row for row in range(rows) if (indices[row], method.name) not in finished]
+        if not wanted:
+            return []
+        base = [
+            {"input": i, "method": method.name, "data": digests[i], "about": about(method), "target": t}
+            for i, t in zip(indices, self.targets.tolist())
+        ]
+        try:
+            relevance, cost = measured(
+                lambda: method.relevance(self.subject, self.batch.inputs, self.targets, indices), self.device
+            )
+            ranking = self.perturber.ranking(relevance, [tie_seed(self.seed, i) for i in indices])
+        except Exception as error:  # other packages raise anything; it is reported, beside the table or at once
+            if self.on_error == "raise":
+                raise
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            return [base[row] | {"error": reason} for row in wanted]
+        curves = self.perturber.curves(ranking)
+        sums = relevance.double().flatten(1).sum(1).tolist()
+        shared: dict[str, Any] = {
+            "seconds": cost.seconds / rows,
+            "memory": cost.memory,
+            "rows": rows,
+            "warm": self.warm,
+        }
+        if self.reference is not None:
+            shared |= {"reference_seconds": self.reference.seconds / rows, "reference_memory": self.reference.memory}
+        return [
+            base[row]
+            | {
+                "fractions": curves.fractions[row].tolist(),
+                "morf": curves.morf[row].tolist(),
+                "lerf": curves.lerf[row].tolist(),
+                "score": self.scores[row],
+                "relevance": sums[row],
+            }
+            | shared
+            for row in wanted
+        ]
+
+
+def about(method: Method) -> str:
+    """A short mark of what a method does, to tell it from another of the same name."""
+    return hashlib.blake2b(method.describe().encode(), digest_size=6).hexdigest()
+
+
+def describe(
+    model: Callable[..., Any], unit: Unit, fill: Fill, measure: Measure, step: int | None, seed: int
+) -> dict[str, Any]:
+    """What decides the numbers, in words that can be compared later."""
+    return {
+        "model": fingerprint(model),
+        "unit": repr(unit),
+        "fill": repr(fill),
+        "measure": measure if isinstance(measure, str) else getattr(measure, "__qualname__", type(measure).__name__),
+        "step": step,
+        "seed": seed,
+    }
+
+
+def fingerprint(model: Callable[..., Any]) -> str:
+    """A model's class and weights; sums of raw bits, so that they cost little and are the same on every device."""
+    if not isinstance(model, nn.Module):
+        return getattr(model, "__qualname__", type(model).__name__)
+    found = hashlib.blake2b(digest_size=8)
+    for name, value in model.state_dict().items():
+        kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(value.element_size())
+        bits = value.detach().contiguous().view(kind).sum(dtype=torch.int64) if kind and value.dim() else value
+        found.update(f"{name} {tuple(value.shape)} {bits.item() if bits.numel() == 1 else ''}".encode())
+    return f"{type(model).__name__} {found.hexdigest()}"
+
+
+def _finished(store: Store, methods: Sequence[Method]) -> dict[tuple[int, str], dict[str, Any]]:
+    marks = {method.name: about(method) for method in methods}
+    found = {}
+    for record in store.records:
+        name = record["method"]
+        if name not in marks or "error" in record:
+            continue  # another run's method, or one that failed: tried again
+        if record["about"] != marks[name]:
+            raise EvaluationError(
+                f"{store.path} holds results of another method under the name {name!r} (its rules or parameters changed). "
+                "Give yours another label, methods={'label': …}, or use another path."
+            )
+        found[record["input"], name] = record
+    return found
+
+
+def _check_data(found: dict[tuple[int, str], dict[str, Any]], digests: dict[int, str], store: Any) -> None:
+    for (index, name), record in found.items():
+        if index in digests and record["data"] != digests[index]:
+            raise EvaluationError(
+                f"{store} holds a result of {name!r} for input {index}, but the data has another input there now. Use another "
+                "path, or the same data in the same order."
+            )

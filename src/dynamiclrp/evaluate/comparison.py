@@ -1,0 +1,178 @@
+"""The result of `compare`: curves and costs per input and method, as a table, a plot, a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import EvaluationError
+from .baselines import need
+from .metrics import METRICS, Interval, bootstrap, paired_difference
+from .perturb import Curves
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Methods on the same inputs.
+
+    `records` are plain dicts, one per input and method: curves (`fractions`, `morf`, `lerf`), the explained `score`, the
+    sum of `relevance`, `seconds` per input, or the `error` that a method ended in.
+    """
+
+    methods: tuple[str, ...]
+    setup: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]] = field(repr=False)
+
+    def of(self, method: str) -> dict[int, Mapping[str, Any]]:
+        """A method's finished records by input."""
+        if method not in self.methods:
+            raise EvaluationError(f"no method {method!r} here. Known: {', '.join(self.methods)}")
+        return {r["input"]: r for r in self.records if r["method"] == method and "error" not in r}
+
+    def errors(self, method: str) -> list[str]:
+        """Why a method gave nothing, one line per input that it failed on."""
+        finished = self.of(method)
+        return [
+            r["error"] for r in self.records if r["method"] == method and "error" in r and r["input"] not in finished
+        ]
+
+    def curves(self, method: str) -> Curves:
+        rows = [r for _, r in sorted(self.of(method).items())]
+        part = {k: tuple(torch.tensor(r[k], dtype=torch.float64) for r in rows) for k in ("fractions", "morf", "lerf")}
+        return Curves(part["fractions"], part["morf"], part["lerf"])
+
+    def metric(self, method: str, name: str = "abpc") -> Tensor:
+        """One number per finished input, in the data's order."""
+        return self.curves(method).metric(name)
+
+    def interval(self, method: str, name: str = "abpc") -> Interval:
+        """Mean and bootstrap interval over the inputs."""
+        return bootstrap(self.metric(method, name), seed=self._seed)
+
+    def difference(self, ours: str, theirs: str, name: str = "abpc") -> Interval:
+        """ours - theirs on the inputs that both finished, with a bootstrap interval: a real difference excludes 0."""
+        shared = sorted(set(self.of(ours)) & set(self.of(theirs)))
+        places = [dict(zip(sorted(self.of(m)), self.metric(m, name).tolist())) for m in (ours, theirs)]
+        return paired_difference([places[0][i] for i in shared], [places[1][i] for i in shared], seed=self._seed)
+
+    @property
+    def _seed(self) -> int:
+        return int(self.setup.get("seed", 0))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per method, best ABPC first: metrics with intervals, conservation, cost."""
+        found = [self._row(method) for method in self.methods]
+        return sorted(found, key=lambda row: -row["abpc"] if row["n"] else float("inf"))
+
+    def _row(self, method: str) -> dict[str, Any]:
+        records = list(self.of(method).values())
+        row: dict[str, Any] = {"method": method, "n": len(records), "failed": len(self.errors(method))}
+        if not records:
+            return row
+        for name in METRICS:
+            interval = self.interval(method, name)
+            row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        kept = [r["relevance"] / r["score"] for r in records if r.get("score")]
+        row["conservation"] = statistics.median(kept) if kept else None  # sum of relevance / score
+        warm = [r for r in records if r.get("warm")] or records
+        row["seconds"] = statistics.median(r["seconds"] for r in warm)
+        ratios = [r["seconds"] / r["reference_seconds"] for r in warm if r.get("reference_seconds")]
+        row["time_ratio"] = statistics.median(ratios) if ratios else None  # to gradient x input
+        memory = [r["memory"] / r["reference_memory"] for r in warm if r.get("memory") and r.get("reference_memory")]
+        row["memory_ratio"] = statistics.median(memory) if memory else None
+        return row
+
+    # ------------------------------------------------------------------------------------------------------------ showing
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        head = ["method", "ABPC [95 %]", "comprehensiveness", "sufficiency", "sum/score", "x gradient", "inputs"]
+        body = []
+        for row in self.rows:
+            failed = f" ({row['failed']} failed)" if row["failed"] else ""
+            if not row["n"]:
+                body.append([row["method"], "failed", *[""] * 4, f"0{failed}"])
+                continue
+            body.append([
+                row["method"],
+                f"{row['abpc']:.4f} [{row['abpc_low']:.4f}, {row['abpc_high']:.4f}]",
+                f"{row['comprehensiveness']:.4f}",
+                f"{row['sufficiency']:.4f}",
+                "" if row["conservation"] is None else f"{row['conservation']:.3g}",
+                "" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}",
+                f"{row['n']}{failed}",
+            ])  # fmt: skip
+        return head, body
+
+    @property
+    def _caption(self) -> str:
+        words = [str(self.setup[k]) for k in ("measure", "unit", "fill") if k in self.setup]
+        return f"Perturbation: {', '.join(words)}. Areas are means over the curve (the paper's scale is 4 times that)."
+
+    def __str__(self) -> str:
+        head, body = self._table()
+        widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in [head, *body]]
+        notes = [f"{m}: {self.errors(m)[0]}" for m in self.methods if self.errors(m)]
+        return "\n".join([self._caption, lines[0], "-" * len(lines[0]), *lines[1:], *notes])
+
+    def __rich__(self) -> Any:
+        head, body = self._table()
+        table = need("rich.table", "rich").Table(title=self._caption, title_justify="left")
+        for i, name in enumerate(head):
+            table.add_column(name, justify="left" if i == 0 else "right")
+        for line in body:
+            table.add_row(*line)
+        return table
+
+    def to_pandas(self) -> Any:
+        """The rows as a DataFrame, indexed by method."""
+        return need("pandas", "pandas").DataFrame(self.rows).set_index("method")
+
+    def plot(self, path: str | os.PathLike[str] | None = None, *, methods: Sequence[str] | None = None) -> Any:
+        """MoRF and LeRF curves with bands, and the ABPC of each method; the matplotlib figure."""
+        from .plot import plot_comparison  # here: matplotlib is an extra
+
+        return plot_comparison(self, path, methods or [row["method"] for row in self.rows if row["n"]])
+
+    # ------------------------------------------------------------------------------------------------------------- storing
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Everything as one JSON file."""
+        file = Path(path)
+        whole = {
+            "dynamiclrp comparison": FORMAT,
+            "methods": list(self.methods),
+            "setup": dict(self.setup),
+            "rows": self.rows,
+            "records": [dict(r) for r in self.records],
+        }
+        part = file.with_name(f".{file.name}.{os.getpid()}.part")
+        try:
+            part.write_text(json.dumps(whole), encoding="utf-8")
+            os.replace(part, file)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Comparison:
+        """What `save` wrote."""
+        try:
+            whole = json.loads(Path(path).read_text("utf-8"))
+            if whole["dynamiclrp comparison"] != FORMAT:
+                raise EvaluationError(
+                    f"{path} has format {whole['dynamiclrp comparison']}: this version reads {FORMAT}"
+                )
+            return Comparison(tuple(whole["methods"]), whole["setup"], tuple(whole["records"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise EvaluationError(f"{path} is not a saved Comparison ({type(error).__name__}: {error})") from None

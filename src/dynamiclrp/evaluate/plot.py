@@ -1,0 +1,84 @@
+"""Pictures of evaluations, by matplotlib. In: results. Out: a figure, and a file where a path is given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .baselines import need
+from .metrics import on_grid
+
+if TYPE_CHECKING:
+    from .comparison import Comparison
+
+# Okabe and Ito's colours, told apart by colour-blind readers too; grey is for chance.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#8C6D31", "#3F3F3F", "#B3B300")
+GREY = "#9A9A9A"
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+
+
+def plot_comparison(found: Comparison, path: str | os.PathLike[str] | None, methods: Sequence[str]) -> Any:
+    """MoRF and LeRF side by side with bands (95 % of the mean), and a bar of ABPC per method."""
+    figure_module, style = need("matplotlib.figure", "matplotlib"), need("matplotlib", "matplotlib")
+    colours = colours_of(methods)
+    grid = torch.linspace(0, 1, 101, dtype=torch.float64)
+    measure = str(found.setup.get("measure", "score"))
+    with style.rc_context(STYLE):
+        figure = figure_module.Figure(figsize=(12.5, max(4.0, 1.6 + 0.3 * len(methods))), layout="constrained")
+        morf, lerf, bars = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
+        lerf.sharey(morf)
+        for method in methods:
+            curves = found.curves(method)
+            for axis, values in ((morf, curves.morf), (lerf, curves.lerf)):
+                rows = on_grid(grid, curves.fractions, values)
+                mean = rows.mean(0)
+                band = 1.96 * rows.std(0) / len(rows) ** 0.5 if len(rows) > 1 else torch.zeros_like(mean)
+                axis.plot(grid.tolist(), mean.tolist(), color=colours[method], linewidth=1.8, label=method)
+                axis.fill_between(
+                    grid.tolist(), (mean - band).tolist(), (mean + band).tolist(), color=colours[method], alpha=0.14, linewidth=0
+                )  # fmt: skip
+        morf.set(title="Most relevant first (low is good)", xlabel="fraction removed", ylabel=measure, xlim=(0, 1))
+        lerf.set(title="Least relevant first (high is good)", xlabel="fraction removed", xlim=(0, 1))
+        lerf.tick_params(labelleft=False)
+        _bars(bars, found, methods, colours)
+        if path is not None:
+            figure.savefig(os.fspath(path), dpi=160, facecolor="white")
+    return figure
+
+
+def _bars(axis: Any, found: Comparison, methods: Sequence[str], colours: dict[str, str]) -> None:
+    intervals = [found.interval(method) for method in methods]
+    places = list(range(len(methods)))[::-1]
+    for place, method, interval in zip(places, methods, intervals):
+        axis.barh(place, interval.mean, color=colours[method], height=0.62)
+        axis.plot([interval.low, interval.high], [place, place], color="#222222", linewidth=1.2)
+    reach = max(max(abs(i.low), abs(i.high)) for i in intervals) or 1.0
+    for place, interval in zip(places, intervals):
+        axis.text(max(interval.high, 0) + 0.02 * reach, place, f"{interval.mean:.3g}", va="center", fontsize=9)
+    axis.set_yticks(places, methods)
+    axis.set_xlim(min(0, *(i.low for i in intervals)) * 1.05, max(0, *(i.high for i in intervals)) * 1.18)
+    axis.axvline(0, color="#222222", linewidth=0.8)
+    axis.grid(axis="y", visible=False)
+    axis.set(title="Area between (ABPC), 95 %", xlabel="mean over the curve")
+
+
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """A colour per name; chance is grey."""
+    palette = iter([*COLOURS] * (len(names) // len(COLOURS) + 1))
+    return {name: GREY if name == "random" else next(palette) for name in names}

@@ -1,0 +1,299 @@
+"""A model as evaluation sees it: inputs and perturbations of them in, one score per row out.
+
+Inputs are one tensor (called as `model(x)`) or a mapping (called as `model(**inputs)`). Exactly one tensor in them is the
+*explained* one: token ids, or the first float tensor. It must not know methods or metrics.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import EvaluationError
+from ..targets import unwrap
+
+Measure = str | Callable[[Any, Tensor], Tensor]
+MEASURES = ("probability", "logit", "accuracy")
+PLAIN = ""  # the name of the only tensor of a model that is called with one tensor
+_IDS = ("input_ids", "decoder_input_ids")
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """A batch: named values, and which of them is explained."""
+
+    values: Mapping[str, Any]
+    name: str
+
+    @property
+    def explained(self) -> Tensor:
+        return self.values[self.name]
+
+    @property
+    def is_tokens(self) -> bool:
+        return not self.explained.is_floating_point()
+
+    def __len__(self) -> int:
+        return len(self.explained)
+
+    def pick(self, rows: Tensor | slice) -> Inputs:
+        """Some of the rows; values without a row per input stay as they are."""
+        n = len(self)
+        return replace(self, values={k: v[rows] if _is_batched(v, n) else v for k, v in self.values.items()})
+
+    def put(self, value: Tensor) -> Inputs:
+        """The same with another explained tensor."""
+        return replace(self, values={**self.values, self.name: value})
+
+    def to(self, device: torch.device) -> Inputs:
+        return replace(self, values={k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.values.items()})
+
+    def batched(self) -> dict[str, Tensor]:
+        return {k: v for k, v in self.values.items() if _is_batched(v, len(self))}
+
+
+def _is_batched(value: Any, rows: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows
+
+
+def read_inputs(raw: Any, name: str | None = None) -> Inputs:
+    """A tensor or a mapping of tensors as `Inputs`."""
+    if isinstance(raw, Inputs):
+        return raw
+    if isinstance(raw, Tensor):
+        if raw.dim() < 2:
+            raise EvaluationError(f"inputs of shape {tuple(raw.shape)}: expected a batch, rows first")
+        return Inputs({PLAIN: raw}, PLAIN)
+    if not isinstance(raw, Mapping):
+        raise EvaluationError(
+            f"inputs of type {type(raw).__name__}: expected a tensor or a mapping of tensors such as a tokenizer returns "
+            "with return_tensors='pt'"
+        )
+    values = dict(raw)
+    if name is None:
+        floats = [k for k, v in values.items() if isinstance(v, Tensor) and v.is_floating_point()]
+        ids = [k for k in _IDS if isinstance(values.get(k), Tensor)]
+        found = [*ids, *floats]
+        if not found:
+            raise EvaluationError(
+                f"no float tensor and no input_ids among the inputs {sorted(values)}: pass input='NAME'"
+            )
+        name = found[0]
+    elif not isinstance(values.get(name), Tensor):
+        raise EvaluationError(f"input={name!r} is not a tensor among the inputs {sorted(values)}")
+    if values[name].dim() < 2:
+        raise EvaluationError(f"{name!r} has shape {tuple(values[name].shape)}: expected a batch, rows first")
+    return Inputs(values, name)
+
+
+class Subject:
+    """A model with the way it is asked.
+
+    `hidden` names entries of the inputs that are for evaluation alone and are not handed to the model.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        measure: Measure = "probability",
+        embedding: str | None = None,
+        hidden: tuple[str, ...] = (),
+    ) -> None:
+        if not callable(model):
+            raise EvaluationError(f"model: expected a torch.nn.Module or a function, got {type(model).__name__}")
+        if not callable(measure) and measure not in MEASURES:
+            raise EvaluationError(f"measure={measure!r}: expected one of {', '.join(MEASURES)} or a function")
+        self.model, self.measure, self.hidden = model, measure, frozenset(hidden)
+        self._embedding = embedding
+        self._accepts = _parameters(model)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the model lives; None if it does not say."""
+        if isinstance(self.model, nn.Module):
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                return tensor.device
+        return None
+
+    def read(self, raw: Any, name: str | None = None) -> Inputs:
+        inputs = read_inputs(raw, name)
+        return inputs if self.device is None else inputs.to(self.device)
+
+    # ------------------------------------------------------------------------------------------------------------ running
+
+    def arguments(self, inputs: Inputs, targets: Tensor | None) -> dict[str, Any]:
+        """What the model is called with: nothing computed that nobody looks at."""
+        values = {k: v for k, v in inputs.values.items() if k not in self.hidden}
+        if inputs.name == PLAIN:
+            return values
+        if "use_cache" in self._accepts:
+            values.setdefault("use_cache", False)
+        short = targets is None or targets.dim() == 1
+        if "logits_to_keep" in self._accepts and short and self._ends_together(inputs):
+            values.setdefault("logits_to_keep", 1)  # the logits of all other positions would dwarf the model
+        return values
+
+    def call(self, inputs: Inputs, targets: Tensor | None = None) -> Any:
+        values = self.arguments(inputs, targets)
+        return self.model(values[PLAIN]) if inputs.name == PLAIN else self.model(**values)
+
+    def last(self, inputs: Inputs) -> Tensor | None:
+        """The last attended position of each row, where a decoder's next-token scores are."""
+        mask = inputs.values.get("decoder_attention_mask" if "decoder_input_ids" in inputs.values else "attention_mask")
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            return None
+        positions = torch.arange(mask.shape[1], device=mask.device)
+        return (positions * (mask != 0)).amax(1)
+
+    def _ends_together(self, inputs: Inputs) -> bool:
+        last = self.last(inputs)
+        return last is None or bool((last == inputs.values["attention_mask"].shape[1] - 1).all())
+
+    def heads(self, raw: Any, inputs: Inputs, targets: Tensor | None) -> list[Tensor]:
+        """The score vectors [rows, choices] that a target chooses from: one, or two for spans (start, end)."""
+        start, end = getattr(raw, "start_logits", None), getattr(raw, "end_logits", None)
+        if isinstance(start, Tensor) and isinstance(end, Tensor):
+            return [start, end]
+        return self.heads_of(unwrap(raw), inputs, targets)
+
+    def heads_of(self, output: Tensor, inputs: Inputs, targets: Tensor | None, span: bool = False) -> list[Tensor]:
+        """The same of a plain tensor; `span` says that it is start and end logits stacked."""
+        rows = len(inputs)
+        if output.dim() == 0 or len(output) != rows:
+            raise EvaluationError(
+                f"the model's output has shape {tuple(output.shape)} for {rows} inputs: expected one row per input"
+            )
+        if span:
+            return [output[..., 0], output[..., 1]]
+        if output.dim() == 1:
+            return [output[:, None]]
+        if output.dim() == 2:
+            return [output]
+        if output.dim() > 3:
+            raise EvaluationError(
+                f"the model's output has shape {tuple(output.shape)}: expected [rows, classes] or [rows, positions, tokens]; "
+                "pass measure=function(output, targets) and wrap the model to return the scores to explain"
+            )
+        every = torch.arange(rows, device=output.device)
+        if targets is not None and targets.dim() == 2:  # (position, token)
+            return [output[every, targets[:, 0].to(output.device)]]
+        last = self.last(inputs)
+        mask = inputs.values.get("attention_mask")
+        if last is None or output.shape[1] == 1 or (isinstance(mask, Tensor) and mask.shape[1] != output.shape[1]):
+            return [output[:, -1]]
+        return [output[every, last.to(output.device)]]
+
+    def columns(self, heads: list[Tensor], targets: Tensor) -> list[Tensor]:
+        """The chosen column of each head."""
+        given = targets[:, None] if targets.dim() == 1 else targets if len(heads) > 1 else targets[:, -1:]
+        if given.shape[1] != len(heads):
+            raise EvaluationError(f"targets of shape {tuple(targets.shape)}: expected {len(heads)} numbers per row")
+        for head, column in zip(heads, given.T):
+            if bool((column < 0).any() | (column >= head.shape[1]).any()):
+                raise EvaluationError(f"targets {column.tolist()[:8]}: the output has {head.shape[1]} choices per row")
+        return [column.to(head.device)[:, None] for head, column in zip(heads, given.T)]
+
+    def score(self, raw: Any, inputs: Inputs, targets: Tensor) -> Tensor:
+        """The measured score, one number per row."""
+        if callable(self.measure):
+            found = self.measure(raw, targets)
+            if not isinstance(found, Tensor) or found.shape != (len(inputs),):
+                shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise EvaluationError(f"the measure returned {shape}: expected a tensor of shape ({len(inputs)},)")
+            return found.double()
+        heads = self.heads(raw, inputs, targets)
+        return choose(heads, self.columns(heads, targets), self.measure)
+
+    def logits(self, output: Tensor, inputs: Inputs, targets: Tensor, span: bool) -> Tensor:
+        """The explained score, differentiable, one number per row."""
+        heads = self.heads_of(output, inputs, targets, span)
+        picked = [head.gather(1, column) for head, column in zip(heads, self.columns(heads, targets))]
+        return torch.cat(picked, 1).sum(1)
+
+    @torch.no_grad()
+    def predict(self, inputs: Inputs) -> Tensor:
+        """What the model answers: [rows], or [rows, 2] for spans."""
+        answers = [head.argmax(1) for head in self.heads(self.call(inputs), inputs, None)]
+        return answers[0] if len(answers) == 1 else torch.stack(answers, 1)
+
+    # --------------------------------------------------------------------------------------------------------- embeddings
+
+    def embedding(self) -> nn.Module:
+        """The module that looks token ids up."""
+        if not isinstance(self.model, nn.Module):
+            raise EvaluationError("token embeddings need a torch.nn.Module: use a token fill (pad, mask) for functions")
+        if self._embedding is not None:
+            modules = dict(self.model.named_modules())
+            if self._embedding not in modules:
+                raise EvaluationError(
+                    f"embedding={self._embedding!r}: no such module. Known: {', '.join(list(modules)[1:9])}, …"
+                )
+            return modules[self._embedding]
+        getter = getattr(self.model, "get_input_embeddings", None)
+        found = getter() if callable(getter) else None
+        if isinstance(found, nn.Module):
+            return found
+        tables = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
+        if len(tables) != 1:
+            raise EvaluationError(
+                f"the model has {len(tables)} embedding tables: say which looks the tokens up, embedding='NAME'"
+            )
+        return tables[0]
+
+    @contextmanager
+    def embedded(self, ids: Tensor, change: Callable[[Tensor], Tensor]) -> Iterator[list[int]]:
+        """Within: the embeddings of `ids` go through `change`. Ids, positions and masks stay as they are, unlike with
+        `inputs_embeds`, from which models cannot tell padding or positions. Yields a list that grows with each use."""
+        used: list[int] = []
+
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            given = args[0] if args else None
+            if not isinstance(given, Tensor) or given.shape != ids.shape or not torch.equal(given, ids):
+                return output
+            used.append(1)
+            return change(output)
+
+        handle = self.embedding().register_forward_hook(hook)
+        try:
+            yield used
+        finally:
+            handle.remove()
+
+    def call_embedded(self, inputs: Inputs, targets: Tensor | None, change: Callable[[Tensor], Tensor]) -> Any:
+        """Run with changed embeddings, and make sure that they were."""
+        with self.embedded(inputs.explained, change) as used:
+            raw = self.call(inputs, targets)
+        if not used:
+            raise EvaluationError(
+                f"the embedding {type(self.embedding()).__name__} was never called with {inputs.name!r}: "
+                "say which module looks them up, embedding='NAME'"
+            )
+        return raw
+
+
+def choose(heads: list[Tensor], columns: list[Tensor], measure: str) -> Tensor:
+    """Logits add over heads, probabilities multiply, an answer is right if all of it is."""
+    total: Tensor | None = None
+    for head, column in zip(heads, columns):
+        head = head.double()
+        if measure == "accuracy":
+            value = (head.argmax(1, keepdim=True) == column).double()
+        else:
+            value = (head.softmax(1) if measure == "probability" else head).gather(1, column)
+        total = value if total is None else total + value if measure == "logit" else total * value
+    assert total is not None
+    return total[:, 0]
+
+
+def _parameters(model: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(getattr(model, "forward", model)).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
