@@ -950,6 +950,12 @@ LIBRARIES = (
     "GeLUFunctionBackward",
     "SqrtBoundDerivativeBackward",
     "XSoftmaxBackward",
+    "YosoCumulationBackward",
+    "ROIAlignFunctionBackward",
+    "ROIPoolFunctionBackward",
+    "PSROIAlignFunctionBackward",
+    "PSROIPoolFunctionBackward",
+    "DeformConv2dFunctionBackward",
     "HadaWeightBackward",
     "HadaWeightCPBackward",
 )

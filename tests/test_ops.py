@@ -330,7 +330,7 @@ def attnlrp(call: Call, s: list[Tensor]) -> dict[int, Tensor]:
         return {i: r / number if i in factors else r for i, r in native.items()}
     if op.carriers is not None:  # the others only steer
         return {i: r for i, r in native.items() if i in op.carriers}
-    if op.kind is Kind.ACTIVATION:
+    if op.kind is Kind.ACTIVATION and sample.label not in ("root", "inverse"):  # powers below 1 are functions
         # Σ R is meant, since some samples scale x beforehand, which passes all
         return {0: (call.outputs[0].detach() * s[0])} if 0 in live else {}
     if op.kind is Kind.ATTENTION:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from .errors import FreedGraphError, LRPError, NoGraphError, OpaqueGraphError, UnusedInputError
+from .errors import FreedGraphError, LRPError, NoGraphError, OpaqueGraphError, UnsupportedTensorError, UnusedInputError
 from .graph import Graph, Ref
 from .ops import Op
 
@@ -104,7 +104,9 @@ def output_shape(node: Any, number: int) -> torch.Size:
     """The shape of one output of an autograd node."""
     if type(node).__name__ == "AccumulateGrad":
         return node.variable.shape
-    return torch.Size(node._input_metadata[number].shape)
+    metadata = node._input_metadata[number]
+    strided = getattr(metadata, "is_cpp_nested_tensor", False)  # a nested tensor of the strided layout has no shape
+    return torch.Size(() if strided else metadata.shape)
 
 
 def leaf_value(node: Any) -> Tensor:
@@ -234,6 +236,15 @@ def _input_ref(number: int, tensor: Tensor | GradientEdge, index: dict[Any, int]
             "Pass the very tensor that the model used (not a copy, cast or view made afterwards)."
         )
     return (index[edge.node], edge.output_nr)
+
+
+def refuse_nested(tensor: Tensor, what: str) -> None:
+    """Relevance has the shape of its tensor, and a nested tensor's rows have none in common."""
+    if tensor.is_nested:
+        raise UnsupportedTensorError(
+            f"{what} is a nested tensor ({tensor.layout}): expected one whose rows have the same shape. Remedy: pass "
+            "torch.nested.to_padded_tensor(x, 0.0); inside the model tensors of layout torch.jagged are fine."
+        )
 
 
 def _refuse_opaque(types: set[type]) -> None:

@@ -31,7 +31,7 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
         name = graph.name(node)
         live = patterns.live_operands(graph, node)
         edges = graph.edges[node]
-        kind, signal = op.kind, None
+        kind, signal = (op.kind if op.kind_for is None else op.kind_for(attributes[node])), None
         rule: Rule | None = Gradient() if op is _MISSING else None
         if op.linear is not None and len([i for i in live if i in op.linear.factors]) != 1:
             kind = Kind.PRODUCT if any(i in op.linear.factors for i in live) else Kind.SUM

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from .attribution import Attribution
-from .capture import capture, gradient_edge, next_sequence_number, sequence_number
+from .capture import capture, gradient_edge, next_sequence_number, refuse_nested, sequence_number
 from .errors import NoInputError, PresetError, UnsupportedTensorError
 from .graph import Graph
 from .ledger import Ledger
@@ -119,6 +119,8 @@ class Call:
         return order.index(name) if name in order else len(order)
 
     def _take(self, name: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            refuse_nested(value, f"argument {name!r}")
         if isinstance(value, Tensor) and (value.is_complex() or value.layout != torch.strided):
             raise UnsupportedTensorError(
                 f"argument {name!r} is {'complex' if value.is_complex() else 'sparse'} ({value.dtype}, {value.layout}): "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .capture import Saved, is_checkpointed, leaf_value, output_shape, read_ahead, read_error
+from .capture import Saved, is_checkpointed, leaf_value, output_shape, read_ahead, read_error, refuse_nested
 from .errors import UnsupportedTensorError
 from .graph import Graph
 from .ops import Op
@@ -103,7 +103,7 @@ class Values:
             case Rest(node, position):
                 op = self.graph.op(node)
                 total, other = operands
-                if isinstance(other, Tensor) and other.dtype is torch.bool:  # torch adds masks, and does not subtract them
+                if isinstance(other, Tensor) and other.dtype is torch.bool:  # torch adds masks, but subtracts none
                     other = other.to(total.dtype)
                 factors = op.weights(self.saved(node))
                 value = total - (other if factors[1 - position] == 1 else factors[1 - position] * other)
@@ -373,6 +373,7 @@ def check_tensors(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     """Refuse what no rule can take."""
     for role, tensors in (("output", outputs), ("input", inputs)):
         for number, tensor in enumerate(tensors):
+            refuse_nested(tensor, f"{role} {number}")
             if tensor.layout != torch.strided:
                 raise UnsupportedTensorError(
                     f"{role} {number} is sparse ({tensor.layout}): expected a dense tensor; call .to_dense()"

@@ -166,7 +166,7 @@ def _check(case: Case, finding: Finding) -> None:
         if finding.batch_error is not None and finding.batch_error > TOLERANCE:
             _rows_in_double(case, finding, target)
     book = explainer(**case.inputs, target=target, ledger=True).ledger
-    assert book is not None
+    assert isinstance(book, dlrp.Ledger)
     scale = max(abs(book.total), max((entry.scale for entry in book.entries), default=0.0), 1e-30)
     finding.residual = abs(book.residual) / scale
     finding.kept = {reason: amount / (abs(book.total) or 1.0) for reason, amount in book.kept.items()}

@@ -116,7 +116,7 @@ def _measure(case: Case, found: Measured) -> None:
     found.dynamic = under_dynamic(case)
     gc.collect()
     book = dlrp.explain(case.model, **case.inputs, ledger=True).ledger
-    assert book is not None
+    assert isinstance(book, dlrp.Ledger)
     scale = max([abs(book.total), *(entry.scale for entry in book.entries)])
     found.residual = abs(book.residual) / scale
     found.kept = {reason: amount / (abs(book.total) or 1.0) for reason, amount in book.kept.items()}

@@ -21,6 +21,11 @@ def _gelu_ratio(n: Any) -> Tensor:
     return (x * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
 
 
+def _kind_of_power(exponent: Any) -> Kind:
+    """Below 1 the power of 0, or its slope there, is infinite: a root or a reciprocal is no activation."""
+    return Kind.ACTIVATION if not isinstance(exponent, complex) and exponent >= 1 else Kind.FUNCTION
+
+
 def _rrelu(n: Any, x: Tensor) -> Tensor:
     return torch.where(x > 0, x, x * n.noise) if n.training else F.leaky_relu(x, (n.lower + n.upper) / 2)
 
@@ -54,7 +59,8 @@ row("TanhBackward0", A, result="result", forward=lambda n, x: x.tanh())
 row("ErfBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.erf())
 row("SinBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.sin())
 row("AbsBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.abs())
-row("PowBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.pow(n.exponent), signature=lambda n: (n.exponent,))
+row("PowBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.pow(n.exponent), signature=lambda n: (n.exponent,),
+    kind_for=lambda signature: _kind_of_power(*signature))  # fmt: skip
 row("ThresholdBackward0 ThresholdBackward1", A, saved=KEEPS_INPUT)
 row("ClampBackward1", A, saved=KEEPS_INPUT, forward=lambda n, x: x.clamp(n.min, n.max))
 row("ClampMinBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.clamp_min(n.min))

@@ -20,5 +20,12 @@ row("GeLUFunctionBackward", Kind.ACTIVATION, forward=lambda n, x: F.gelu(x, appr
 row("SqrtBoundDerivativeBackward", Kind.FUNCTION, forward=lambda n, x: x.sqrt())
 # transformers: masked softmax of DeBERTa
 row("XSoftmaxBackward", Kind.SOFTMAX)
+# transformers: YOSO's attention in expectation, whose weights are (1 - arccos(q·k)/π)^τ; the masks come first
+row("YosoCumulationBackward", Kind.ATTENTION, factors=(2, 3, 4))
+# torchvision, in C++: regions read off a map of features, which carries all; boxes only steer
+row("ROIAlignFunctionBackward ROIPoolFunctionBackward PSROIAlignFunctionBackward PSROIPoolFunctionBackward",
+    Kind.TRANSFORM, carriers=(0,))  # fmt: skip
+# input, weight, offset, mask, bias: linear in its input, which carries all; the offsets and the mask only steer
+row("DeformConv2dFunctionBackward", Kind.TRANSFORM, carriers=(0,), fills=True)
 # peft: the weight of LoHa, a Hadamard product of two low-rank products of parameters
 row("HadaWeightBackward HadaWeightCPBackward", Kind.STATISTIC)

@@ -46,8 +46,10 @@ row("MaskedFillBackward0 IndexFillBackward0", M, fills=True)
 row("MaskedFillBackward1", M, forward=lambda n, x, value: x.masked_fill(n.mask, value))
 row("IndexFillBackward1", M, forward=lambda n, x, value: x.index_fill(n.dim, n.index, value))
 row("MaskedScatterBackward0", M, forward=lambda n, x, source: x.masked_scatter(n.mask, source))
-row("IndexPutBackward0 IndexPutImplBackward0 UnsafeIndexPutBackward0 PutBackward0", M, fills=True)
-row("UnsafeMaskedIndexPutAccumulateBackward0", M, fills=True)
+row("IndexPutBackward0 IndexPutImplBackward0 UnsafeIndexPutBackward0 PutBackward0", M, fills=True,
+    signature=lambda n: (n.accumulate,),
+    kind_for=lambda signature: Kind.TRANSFORM if signature[0] else M)  # added to what is there  # fmt: skip
+row("UnsafeMaskedIndexPutAccumulateBackward0", Kind.TRANSFORM, fills=True)
 row("ScatterBackward0", M, fills=True, forward=lambda n, x, source: x.scatter(n.dim, n.index, source))
 row("ScatterBackward1", M, fills=True)
 row("IndexCopyBackward0", M, forward=lambda n, x, source: x.index_copy(n.dim, n.index, source))

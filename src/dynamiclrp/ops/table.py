@@ -76,13 +76,16 @@ class Op:
     fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
     weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
     rectifies: bool = False  # zero gradient wherever output differs from input: output serves as input
-    factors: tuple[int, ...] = (0, 1)  # products: positions of the operands that are multiplied; twice, if it holds two
+    # products: positions of the operands that are multiplied; twice, if it holds two. Attention: query, key
+    # and value, where they are not the first three
+    factors: tuple[int, ...] = (0, 1)
     elementwise: bool = True  # products: does each element meet only its own counterpart?
     carriers: tuple[int, ...] | None = None  # transforms: operands whose values go through; the others only steer them
     fills: bool = False  # its output may hold more than its operands gave: constants that leave no edge
     lookup: str | None = None  # the attribute that holds integer indices into operand 0
     signature: Callable[[Any], tuple[Any, ...]] | None = None  # saved → what decides the plan beyond the graph
     absent: Callable[[tuple[Any, ...]], tuple[int, ...]] = lambda signature: ()  # optional operands left out
+    kind_for: Callable[[tuple[Any, ...]], Kind] | None = None  # signature → kind, where a parameter decides it
 
     def keeps(self, position: int, edges: tuple[Any, ...]) -> str | None:
         """The attribute that holds an operand, if autograd kept it."""

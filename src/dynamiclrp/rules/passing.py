@@ -185,27 +185,26 @@ class Attention(Rule):
 
     kinds = frozenset({"attention"})
 
-    def _factors(self, step: Step) -> tuple[float, float, float, float]:
-        """What query, key, value and bias get of their own gradient."""
-        live = step.live
-        if 2 not in live:  # a product with one live factor: all to the pattern
-            pattern, value = 1.0, 0.0
-        elif live == (2,):  # all to the values
-            pattern, value = 0.0, 1.0
+    def _factor(self, step: Step, position: int) -> float:
+        """What an operand gets of its own gradient; those beside query, key and value are added to the pattern."""
+        query, key, value = step.op.factors if len(step.op.factors) == 3 else (0, 1, 2)
+        if value not in step.live:  # a product with one live factor: all to the pattern
+            pattern, values = 1.0, 0.0
+        elif step.live == (value,):  # all to the values
+            pattern, values = 0.0, 1.0
         else:
-            pattern, value = self.weights, 1 - self.weights - self.lost
-        each = pattern / 2 if 0 in live and 1 in live else pattern
-        return each, each, value, pattern
+            pattern, values = self.weights, 1 - self.weights - self.lost
+        if position == value:
+            return values
+        both = query in step.live and key in step.live
+        return pattern / 2 if both and position in (query, key) else pattern
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        factors = self._factors(here.step)
-        return [
-            None if g is None or factors[i] == 0 else g if factors[i] == 1 else g * factors[i]
-            for i, g in enumerate(grads)
-        ]
+        factors = [self._factor(here.step, i) for i in range(len(grads))]
+        return [None if g is None or f == 0 else g if f == 1 else g * f for g, f in zip(grads, factors)]
 
     def blocks(self, step: Step) -> Iterable[int]:
-        return [i for i in step.live if self._factors(step)[i] == 0]
+        return [i for i in step.live if self._factor(step, i) == 0]
 
 
 @dataclass(frozen=True)
