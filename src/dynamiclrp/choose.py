@@ -12,7 +12,7 @@ from .errors import PresetError
 from .graph import Graph
 from .ops import OPS, Kind, Op
 from .presets import Preset
-from .rules import Gradient, Identity, LinearRule, PassScale, Relay, Rule, ScaleFixed, SignalTakesAll, Uniform
+from .rules import Gradient, Identity, LinearRule, PassScale, Relay, Rule, ScaleFixed, SignalTakesAll, Split, Uniform
 from .step import Step
 
 
@@ -44,14 +44,16 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
         rule = rule or _rule(graph, node, kind, preset, node in first)
         if kind in (Kind.ACTIVATION, Kind.FUNCTION) and 0 not in live:
             rule = Gradient()  # only a parameter of the function is live
-        if kind is Kind.PRODUCT and isinstance(rule, Uniform) and name in ("Div", "Addcdiv"):
+        if kind is Kind.PRODUCT and isinstance(rule, (Uniform, Split)) and name in ("Div", "Addcdiv"):
             rule, signal = (
                 SignalTakesAll(),
                 op.factors[0],
             )  # a divisor's own backward would take back what the dividend gets
-        if isinstance(rule, SignalTakesAll) and signal is None:
+        if isinstance(rule, (SignalTakesAll, Split)) and signal is None:
             signal = patterns.signal(graph, node)
             rule = rule if signal is not None else Uniform()
+            if isinstance(rule, Split) and patterns.gate_is_softmax(graph, node, signal):
+                rule = replace(rule, gate=rule.weights)
         absent = op.absent(attributes.get(node, ()))
         has_bias = op.linear is not None and op.linear.bias is not None and op.linear.bias not in absent
         fold = foldable.get(node) if isinstance(rule, LinearRule) and rule.folds else None

@@ -111,6 +111,12 @@ def signal(graph: Graph, node: int) -> int | None:
     return None
 
 
+def gate_is_softmax(graph: Graph, node: int, signal: int | None) -> bool:
+    """Is the factor beside the signal made by a softmax: attention weights?"""
+    others = [position for position in live_operands(graph, node) if position != signal]
+    return any("Softmax" in graph.name(_maker(graph, graph.edges[node][position])) for position in others)
+
+
 def _maker(graph: Graph, ref: Ref | None) -> int:
     """The node that computed a tensor's values, seen through movement and scaling."""
     assert ref is not None

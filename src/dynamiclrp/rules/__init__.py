@@ -3,7 +3,7 @@
 from .base import OUT, Gradient, Grads, Move, Nothing, Rule
 from .linear import AlphaBeta, Box, Epsilon, Flat, Gamma, LinearRule, WSquare, ZPlus
 from .passing import Affine, Attention, Carry, Identity, PassScale, Relay, ScaleFixed
-from .shares import AbsoluteShare, ProductShare, SignalTakesAll, Uniform, UniformPool
+from .shares import AbsoluteShare, ProductShare, SignalTakesAll, Split, Uniform, UniformPool
 
 __all__ = [
     "OUT",
@@ -28,6 +28,7 @@ __all__ = [
     "Rule",
     "ScaleFixed",
     "SignalTakesAll",
+    "Split",
     "Uniform",
     "UniformPool",
     "WSquare",

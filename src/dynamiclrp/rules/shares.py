@@ -112,6 +112,36 @@ class Uniform(Rule):
 
 
 @dataclass(frozen=True)
+class Split(Rule):
+    """Gates take the part `gate` of a product, attention weights the part `weights`, the signal the rest.
+
+    Where neither factor is a gate (queries and keys), equal parts. `Split(0.5, 0.5)` is `Uniform`, `Split(0, 0)` is
+    `SignalTakesAll`. Give fused attention the same part: `Attention(weights)`.
+    """
+
+    gate: float = 0.5
+    weights: float = 0.5
+
+    kinds = frozenset({"product"})
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.gate <= 1 and 0 <= self.weights <= 1):
+            raise ValueError(f"{self}: expected parts between 0 and 1")
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        # `choose` has put the part of attention weights into `gate` where the gate is such
+        step = here.step
+        parts = {i: 1 - self.gate if i == step.signal else self.gate for i in step.live_factors}
+        return [None if g is None or parts.get(i) == 0 else g * parts.get(i, 1.0) for i, g in enumerate(grads)]
+
+    def blocks(self, step: Step) -> Iterable[int]:
+        return [i for i in step.live_factors if (1 - self.gate if i == step.signal else self.gate) == 0]
+
+    def conserves(self, step: Step) -> bool:
+        return _is_whole(step)
+
+
+@dataclass(frozen=True)
 class UniformPool(Rule):
     """Every element of a window takes the same (the paper's average pool): delivers R."""
 
