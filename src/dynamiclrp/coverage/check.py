@@ -33,6 +33,7 @@ class Finding:
     built: bool = False
     why_not_built: str = ""
     explained: bool = False
+    refusal: str = ""  # why nothing can be explained here: the model's own doing, said by an error with a remedy
     error: str = ""  # of the explanation
     where: str = ""  # the innermost lines of its traceback
     nodes: int = 0
@@ -90,11 +91,15 @@ def check(case: Case, finding: Finding, *, dynamic: bool = True) -> Finding:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _check(case, finding)
-    except dlrp.NoInputError as error:
-        finding.error, finding.where = say(error), _where(error)
-        if not _has_path(case):
-            finding.error = (
-                "NoPath: no gradient reaches an input: the output is made from codes or indices, or under torch.no_grad"
+    except dlrp.OpaqueGraphError as error:
+        finding.refusal = say(error)
+    except (dlrp.NoInputError, dlrp.NoGraphError) as error:
+        if _has_path(case):
+            finding.error, finding.where = say(error), _where(error)
+        else:
+            finding.refusal = (
+                "the output is not differentiable with respect to the input: it is made from codes or indices, or the "
+                "model detaches its features"
             )
     except Exception as error:
         finding.error, finding.where = say(error), _where(error)
@@ -167,10 +172,24 @@ def _check(case: Case, finding: Finding) -> None:
             _rows_in_double(case, finding, target)
     book = explainer(**case.inputs, target=target, ledger=True).ledger
     assert isinstance(book, dlrp.Ledger)
-    scale = max(abs(book.total), max((entry.scale for entry in book.entries), default=0.0), 1e-30)
-    finding.residual = abs(book.residual) / scale
+    finding.residual = abs(book.residual) / _scale(book)
     finding.kept = {reason: amount / (abs(book.total) or 1.0) for reason, amount in book.kept.items()}
-    finding.unexplained = [
+    finding.unexplained = _unexplained(book)
+    if finding.unexplained:  # rounding, as of a value that is the small difference of two sums, goes away in float64
+        exact = in_double(case)
+        book = dlrp.explain(exact.model, **exact.inputs, target=target, ledger=True).ledger
+        assert isinstance(book, dlrp.Ledger)
+        finding.unexplained = _unexplained(book)
+
+
+def _scale(book: dlrp.Ledger) -> float:
+    return max(abs(book.total), max((entry.scale for entry in book.entries), default=0.0), 1e-30)
+
+
+def _unexplained(book: dlrp.Ledger) -> list[str]:
+    """Nodes that claim to conserve and do not."""
+    scale = _scale(book)
+    return [
         f"{e.op} (node {e.node}) under {e.rule}: off by {e.error:.1e}"
         for e in book.entries
         if e.conserves and e.error > TOLERANCE and e.scale > 1e-6 * scale

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ def _versions() -> dict[str, str]:
 
 
 def _stamp() -> str:
-    return "Versions: " + ", ".join(f"{name} {version}" for name, version in _versions().items()) + "."
+    made = f"{date.today().isoformat()}, {os.cpu_count()} CPU cores"
+    return f"{made}. Versions: " + ", ".join(f"{name} {version}" for name, version in _versions().items()) + "."
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -117,7 +120,7 @@ def write_paper(folder: Path, pairs: Sequence[tuple[Architecture, Measured]]) ->
     kept = Counter(reason for _, m in pairs for reason, share in m.kept.items() if abs(share) > 1e-6)
     text = f"""# The paper's fifteen architectures
 
-Written by `dynamiclrp coverage --paper`. Published sizes, random weights, float32, CPU. {_stamp()}
+Written by `dynamiclrp coverage --paper`. Published sizes, random weights, float32. {_stamp()}
 
 ## Coverage (the paper's table 5)
 
@@ -158,7 +161,8 @@ def summary_rows(findings: Sequence[Finding]) -> tuple[list[str], list[list[Any]
         "finite",
         "repeats",
         "batch = rows",
-        "without fault",
+        "refused",
+        "faults",
     ]
     rows = []
     for zoo in (*ZOOS, "all"):
@@ -172,7 +176,8 @@ def summary_rows(findings: Sequence[Finding]) -> tuple[list[str], list[list[Any]
             [
                 zoo, len(some), len(built), sum(f.explained for f in built),
                 sum(f.coverage == 1.0 for f in built), sum(bool(f.finite) for f in built),
-                sum(bool(f.repeats) for f in built), f"{alike} of {len(tried)}", sum(f.good for f in built),
+                sum(bool(f.repeats) for f in built), f"{alike} of {len(tried)}", sum(bool(f.refusal) for f in built),
+                sum(bool(f.faults) for f in built),
             ]
         )  # fmt: skip
     return head, rows
@@ -185,14 +190,13 @@ def write_zoo(folder: Path, findings: Sequence[Finding]) -> None:
     ops = Counter(op for f in built for op in f.ops)
     parts = [
         "# The model zoos",
-        f"Written by `dynamiclrp coverage --zoo`. Small configurations, random weights, float32, CPU. {_stamp()}",
+        f"Written by `dynamiclrp coverage --zoo`. Small configurations, random weights, float32. {_stamp()}",
         table(*summary_rows(findings)),
         f"{len(ops)} distinct operations carry relevance in them, {sum(f.live for f in built):,} live nodes in all. "
         "Each model is explained under `attnlrp` twice (the results must be equal), as a batch and row by row, with the "
         "ledger, and once under `dynamic`. "
-        f"Under `dynamic` {sum(f.dynamic == 'ok' for f in built)} are finite in float32 and "
-        f"{sum(f.dynamic.startswith('float64') for f in built)} more in float64: the paper's rules divide by sums that may "
-        "cancel, so that relevance grows from layer to layer on random weights.",
+        f"Under `dynamic` {sum(f.dynamic == 'ok' for f in built)} are finite in float32"
+        + (f", {more} more in float64." if (more := sum(f.dynamic.startswith("float64") for f in built)) else "."),
         "## Explained with a fault",
     ]
     faulty = [f for f in built if f.faults]
@@ -201,6 +205,14 @@ def write_zoo(folder: Path, findings: Sequence[Finding]) -> None:
         if faulty
         else "None."
     )
+    refused = [f for f in built if f.refusal]
+    parts += [
+        "## Built, and nothing to explain",
+        "No relevance can flow in these, and no gradient does: `explain` refuses them with an error that says why.",
+        table(["zoo", "model", "class", "reason"], [[f.zoo, f.name, f.model, f.refusal] for f in refused])
+        if refused
+        else "None.",
+    ]
     missing = [f for f in findings if not f.built]
     parts += [
         "## Not built, and why",
