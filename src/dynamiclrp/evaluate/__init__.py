@@ -8,13 +8,18 @@
 3
 """
 
+from .answers import exact_match, f1, normalise_answer, span_agreement, span_iou, top_in_span
 from .baselines import Captum, Zennit
 from .compare import compare
 from .comparison import Comparison
+from .conservation import Conservation, conservation
+from .cost import Cost, cost
 from .fills import Blur, Fill, Mean, Token, Zero
 from .methods import Function, Method, Ours, Random, find_method
 from .metrics import ERASER_BINS, METRICS, PAPER_SCALE, Interval, bootstrap, paired_difference
 from .perturb import Curves, perturb
+from .quantus import quantus_explain
+from .randomise import Randomisation, randomisation, spearman
 from .units import Features, Patches, Pixels, Regions, Tokens, Unit
 
 __all__ = [
@@ -24,6 +29,8 @@ __all__ = [
     "Blur",
     "Captum",
     "Comparison",
+    "Conservation",
+    "Cost",
     "Curves",
     "Features",
     "Fill",
@@ -35,6 +42,7 @@ __all__ = [
     "Patches",
     "Pixels",
     "Random",
+    "Randomisation",
     "Regions",
     "Token",
     "Tokens",
@@ -43,7 +51,18 @@ __all__ = [
     "Zero",
     "bootstrap",
     "compare",
+    "conservation",
+    "cost",
+    "exact_match",
+    "f1",
     "find_method",
+    "normalise_answer",
     "paired_difference",
     "perturb",
+    "quantus_explain",
+    "randomisation",
+    "span_agreement",
+    "span_iou",
+    "spearman",
+    "top_in_span",
 ]

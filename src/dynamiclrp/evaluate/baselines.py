@@ -46,6 +46,21 @@ def untouched(model: nn.Module) -> Iterator[None]:
             tensor.requires_grad_(flag)
 
 
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Within: methods with noise, from torch or numpy, give the same again. After: the user's generators go on as if
+    nothing had been drawn."""
+    random = need("numpy.random", "numpy")
+    before = random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            yield
+    finally:
+        random.set_state(before)
+
+
 class Captum(Method):
     """A method of `captum.attr` by its class name; keyword arguments go to its `attribute`.
 
@@ -84,8 +99,7 @@ class Captum(Method):
             arguments.setdefault("baselines", torch.zeros_like(x[:1]))
         if self.method == "IntegratedGradients":
             arguments.setdefault("internal_batch_size", max(64, len(inputs)))
-        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-            torch.manual_seed(indices[0])  # methods with noise give the same again
+        with seeded(indices[0], x.device):
             found = call(x, additional_forward_args=(rows,), **arguments)
         return scores.finish(found.detach())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,14 +16,14 @@ from torch import Tensor, nn
 
 from ..errors import EvaluationError
 from .comparison import Comparison
-from .cost import gradient_times_input, measured
+from .cost import gradient_times_input, timed
 from .data import Batch, batches, count
 from .fills import Fill, find_fill
 from .methods import Method, find_methods
 from .perturb import Perturber, tie_seed
 from .progress import Progress
 from .store import Store
-from .subject import Measure, Subject
+from .subject import Measure, Subject, warn_training
 from .units import Unit, find_unit
 
 
@@ -62,13 +63,16 @@ def compare(
     """
     if on_error not in ("record", "raise"):
         raise EvaluationError(f"on_error={on_error!r}: expected 'record' or 'raise'")
+    warn_training(model)
     chosen = find_methods(methods)
     found: dict[tuple[int, str], dict[str, Any]] = {}
     kept: Store | None = None
     setup: dict[str, Any] = {}
     reader = Subject(model)
     total = count(data, limit)
-    with Progress("comparing", (total or 0) * len(chosen), progress) as bar:
+    seen: set[int] = set()
+    with ExitStack() as stack:
+        bar = stack.enter_context(Progress("comparing", total and total * len(chosen), progress))
         warm = False
         for batch in batches(reader, data, targets, explain_batch_size, name=input, limit=limit):
             if not setup:
@@ -76,10 +80,11 @@ def compare(
                 subject = Subject(model, measure=measure, embedding=embedding, hidden=unit_.hidden)
                 setup = describe(model, unit_, fill_, measure, step, seed)
                 if store is not None:
-                    kept = Store(store, setup)
+                    kept = stack.enter_context(Store(store, setup))
                     found.update(_finished(kept, chosen))
+            seen.update(batch.indices)
             digests = {index: batch.digest(row) for row, index in enumerate(batch.indices)}
-            _check_data(found, digests, store)
+            _check_data(found, digests, chosen, store)
             left = [row for row, i in enumerate(batch.indices) if any((i, m.name) not in found for m in chosen)]
             bar.advance((len(batch) - len(left)) * len(chosen))
             if not left:
@@ -93,7 +98,9 @@ def compare(
                 kept.add(new)
             found.update({(r["input"], r["method"]): r for r in new})
             warm = True
-    result = Comparison(tuple(m.name for m in chosen), setup, tuple(found[key] for key in sorted(found)))
+    result = Comparison(
+        tuple(m.name for m in chosen), setup, tuple(found[key] for key in sorted(found) if key[0] in seen)
+    )
     if all(result.errors(m.name) and not result.of(m.name) for m in chosen):
         raise EvaluationError(f"every method failed on every input; the first: {result.errors(chosen[0].name)[0]}")
     return result
@@ -124,7 +131,7 @@ class _Run:
             self.scores = logit.score(raw, batch.inputs, self.targets).tolist()
         self.reference = None
         if isinstance(subject.model, nn.Module):
-            _, self.reference = measured(lambda: gradient_times_input(subject, batch.inputs, self.targets), self.device)
+            _, self.reference = timed(lambda: gradient_times_input(subject, batch.inputs, self.targets), self.device)
 
     def results(
         self, method: Method, digests: dict[int, str], finished: dict[tuple[int, str], dict[str, Any]]
@@ -139,7 +146,7 @@ class _Run:
             for i, t in zip(indices, self.targets.tolist())
         ]
         try:
-            relevance, cost = measured(
+            relevance, cost = timed(
                 lambda: method.relevance(self.subject, self.batch.inputs, self.targets, indices), self.device
             )
             ranking = self.perturber.ranking(relevance, [tie_seed(self.seed, i) for i in indices])
@@ -219,10 +226,14 @@ def _finished(store: Store, methods: Sequence[Method]) -> dict[tuple[int, str], 
     return found
 
 
-def _check_data(found: dict[tuple[int, str], dict[str, Any]], digests: dict[int, str], store: Any) -> None:
-    for (index, name), record in found.items():
-        if index in digests and record["data"] != digests[index]:
-            raise EvaluationError(
-                f"{store} holds a result of {name!r} for input {index}, but the data has another input there now. Use another "
-                "path, or the same data in the same order."
-            )
+def _check_data(
+    found: dict[tuple[int, str], dict[str, Any]], digests: dict[int, str], methods: Sequence[Method], store: Any
+) -> None:
+    for index, digest in digests.items():
+        for method in methods:
+            record = found.get((index, method.name))
+            if record is not None and record["data"] != digest:
+                raise EvaluationError(
+                    f"{store} holds a result of {method.name!r} for input {index}, but the data has another input there now. "
+                    "Use another path, or the same data in the same order."
+                )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from ..errors import EvaluationError
 from .baselines import need
-from .metrics import METRICS, Interval, bootstrap, paired_difference
+from .metrics import METRICS, Interval, bootstrap, bootstrap_columns, paired_difference
 from .perturb import Curves
 
 FORMAT = 1
@@ -62,6 +64,8 @@ class Comparison:
     def difference(self, ours: str, theirs: str, name: str = "abpc") -> Interval:
         """ours - theirs on the inputs that both finished, with a bootstrap interval: a real difference excludes 0."""
         shared = sorted(set(self.of(ours)) & set(self.of(theirs)))
+        if not shared:
+            raise EvaluationError(f"{ours!r} and {theirs!r} finished no input in common")
         places = [dict(zip(sorted(self.of(m)), self.metric(m, name).tolist())) for m in (ours, theirs)]
         return paired_difference([places[0][i] for i in shared], [places[1][i] for i in shared], seed=self._seed)
 
@@ -69,19 +73,25 @@ class Comparison:
     def _seed(self) -> int:
         return int(self.setup.get("seed", 0))
 
-    @property
+    @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per method, best ABPC first: metrics with intervals, conservation, cost."""
+        """One dict per method, best ABPC first: metrics with intervals, distance to the best, conservation, cost."""
         found = [self._row(method) for method in self.methods]
-        return sorted(found, key=lambda row: -row["abpc"] if row["n"] else float("inf"))
+        found.sort(key=lambda row: -row["abpc"] if row["n"] else float("inf"))
+        for row in found[1:]:
+            if row["n"] and set(self.of(row["method"])) & set(self.of(found[0]["method"])):
+                behind = self.difference(found[0]["method"], row["method"])
+                row |= {"behind": behind.mean, "behind_low": behind.low, "behind_high": behind.high}
+        return found
 
     def _row(self, method: str) -> dict[str, Any]:
         records = list(self.of(method).values())
         row: dict[str, Any] = {"method": method, "n": len(records), "failed": len(self.errors(method))}
         if not records:
             return row
-        for name in METRICS:
-            interval = self.interval(method, name)
+        curves = self.curves(method)
+        columns = torch.stack([curves.metric(name) for name in METRICS], 1)
+        for name, interval in zip(METRICS, bootstrap_columns(columns, seed=self._seed)):
             row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
         kept = [r["relevance"] / r["score"] for r in records if r.get("score")]
         row["conservation"] = statistics.median(kept) if kept else None  # sum of relevance / score
@@ -96,18 +106,36 @@ class Comparison:
     # ------------------------------------------------------------------------------------------------------------ showing
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        head = ["method", "ABPC [95 %]", "comprehensiveness", "sufficiency", "sum/score", "x gradient", "inputs"]
+        head = [
+            "method",
+            "ABPC [95 %]",
+            "behind the best [95 %]",
+            "compreh.",
+            "suffic.",
+            "sum/score",
+            "x gradient",
+            "inputs",
+        ]
+        largest = max((abs(row["abpc"]) for row in self.rows if row["n"]), default=1.0) or 1.0
+        digits = min(8, max(0, 2 - math.floor(math.log10(largest))))
+
+        def show(row: dict[str, Any], name: str) -> str:
+            if name not in row:
+                return ""
+            return f"{row[name]:.{digits}f} [{row[f'{name}_low']:.{digits}f}, {row[f'{name}_high']:.{digits}f}]"
+
         body = []
         for row in self.rows:
             failed = f" ({row['failed']} failed)" if row["failed"] else ""
             if not row["n"]:
-                body.append([row["method"], "failed", *[""] * 4, f"0{failed}"])
+                body.append([row["method"], "failed", *[""] * 5, f"0{failed}"])
                 continue
             body.append([
                 row["method"],
-                f"{row['abpc']:.4f} [{row['abpc_low']:.4f}, {row['abpc_high']:.4f}]",
-                f"{row['comprehensiveness']:.4f}",
-                f"{row['sufficiency']:.4f}",
+                show(row, "abpc"),
+                show(row, "behind"),
+                f"{row['comprehensiveness']:.{digits}f}",
+                f"{row['sufficiency']:.{digits}f}",
                 "" if row["conservation"] is None else f"{row['conservation']:.3g}",
                 "" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}",
                 f"{row['n']}{failed}",
@@ -119,16 +147,20 @@ class Comparison:
         words = [str(self.setup[k]) for k in ("measure", "unit", "fill") if k in self.setup]
         return f"Perturbation: {', '.join(words)}. Areas are means over the curve (the paper's scale is 4 times that)."
 
+    @property
+    def _notes(self) -> list[str]:
+        return [f"{m} failed on {len(self.errors(m))}: {self.errors(m)[0]}" for m in self.methods if self.errors(m)]
+
     def __str__(self) -> str:
         head, body = self._table()
         widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in [head, *body]]
-        notes = [f"{m}: {self.errors(m)[0]}" for m in self.methods if self.errors(m)]
-        return "\n".join([self._caption, lines[0], "-" * len(lines[0]), *lines[1:], *notes])
+        return "\n".join([self._caption, lines[0], "-" * len(lines[0]), *lines[1:], *self._notes])
 
     def __rich__(self) -> Any:
         head, body = self._table()
-        table = need("rich.table", "rich").Table(title=self._caption, title_justify="left")
+        caption = "\n".join(self._notes) or None
+        table = need("rich.table", "rich").Table(title=self._caption, title_justify="left", caption=caption)
         for i, name in enumerate(head):
             table.add_column(name, justify="left" if i == 0 else "right")
         for line in body:

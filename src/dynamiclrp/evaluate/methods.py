@@ -65,15 +65,8 @@ class Ours(Method):
 
 def explained_score(subject: Subject, inputs: Inputs, targets: Tensor) -> Callable[[Tensor], Tensor]:
     """The target for `explain`: each row's own logit, found in the model's output."""
-    span = bool(targets.dim() == 2 and _is_span(subject, inputs))
+    span = subject.answers_spans(inputs)
     return lambda output: subject.logits(output, inputs, targets, span)
-
-
-def _is_span(subject: Subject, inputs: Inputs) -> bool:
-    """Does the model answer with start and end logits? One row is asked."""
-    with torch.no_grad():
-        raw = subject.call(inputs.pick(slice(0, 1)), torch.zeros(1, 2, dtype=torch.long))
-    return isinstance(getattr(raw, "start_logits", None), Tensor)
 
 
 class Random(Method):
@@ -174,21 +167,14 @@ class Scores(nn.Module):
         self.subject, self.inputs, self.targets = subject, inputs, targets
         if isinstance(subject.model, nn.Module):
             self.model = subject.model  # registered, so that hooks of other packages find the layers
-        self.span = targets.dim() == 2 and _is_span(subject, inputs)
+        self.span = subject.answers_spans(inputs)
 
     def start(self) -> Tensor:
         """Where explanations start: the float input itself, or the embeddings of its ids."""
         if not self.inputs.is_tokens:
             return self.inputs.explained.detach().clone()
-        kept: list[Tensor] = []
-
-        def keep(embeddings: Tensor) -> Tensor:
-            kept.append(embeddings.detach().clone())
-            return embeddings
-
         with torch.no_grad():
-            self.subject.call_embedded(self.inputs, self.targets, keep)
-        return kept[0]
+            return self.subject.embedding()(self.inputs.explained).detach()
 
     def forward(self, x: Tensor, rows: Tensor) -> Tensor:
         inputs, targets = self.inputs.pick(rows), self.targets[rows.to(self.targets.device)]

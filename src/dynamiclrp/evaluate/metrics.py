@@ -121,7 +121,13 @@ def bootstrap(
     2.5
     """
     data = torch.as_tensor(values, dtype=torch.float64).flatten()
-    if not len(data):
+    return bootstrap_columns(data[:, None], level=level, resamples=resamples, seed=seed)[0]
+
+
+def bootstrap_columns(data: Tensor, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> list[Interval]:
+    """The same for several numbers per input, [inputs, numbers], resampled together."""
+    n = len(data)
+    if not n:
         raise EvaluationError("an interval of no inputs: there is nothing to resample")
     if not 0 < level < 1:
         raise EvaluationError(f"level={level}: expected a number between 0 and 1, such as 0.95")
@@ -129,10 +135,15 @@ def bootstrap(
     means = []
     for start in range(0, resamples, 1_000):  # in parts: resamples x inputs numbers would not fit for many inputs
         rows = min(1_000, resamples - start)
-        means.append(data[torch.randint(len(data), (rows, len(data)), generator=generator)].mean(1))
+        drawn = torch.randint(n, (rows, n), generator=generator)
+        times = torch.zeros(rows, n, dtype=torch.float64).scatter_add_(
+            1, drawn, torch.ones(rows, n, dtype=torch.float64)
+        )
+        means.append(times @ data / n)
     tail = (1 - level) / 2
-    low, high = torch.cat(means).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return Interval(float(data.mean()), low, high, len(data), level)
+    low, high = torch.cat(means).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)
+    ends = zip(data.mean(0).tolist(), low.tolist(), high.tolist())
+    return [Interval(mean, a, b, n, level) for mean, a, b in ends]
 
 
 def paired_difference(

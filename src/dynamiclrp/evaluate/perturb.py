@@ -18,7 +18,7 @@ from ..errors import EvaluationError
 from .fills import Fill, find_fill
 from .metrics import METRICS, Interval, bootstrap, on_grid
 from .progress import Progress
-from .subject import Inputs, Measure, Subject
+from .subject import Inputs, Measure, Subject, warn_training
 from .units import Layout, Unit, find_unit
 
 STEPS = 50  # of a curve, where the user does not say how many units go at once
@@ -79,11 +79,13 @@ class Ranking:
             raise EvaluationError(f"row {int((counts == 0).nonzero()[0])} has no unit that may be removed")
         return Ranking(ranks, counts)
 
-    def removed(self, rows: Tensor, numbers: Tensor, least_first: bool) -> Tensor:
+    def to(self, device: torch.device) -> Ranking:
+        return Ranking(self.ranks.to(device, torch.int32), self.counts.to(device, torch.int32))
+
+    def removed(self, rows: Tensor, numbers: Tensor, least_first: Tensor) -> Tensor:
         """Which units are gone after `numbers` were removed from `rows`: [pairs, units]."""
-        ranks, counts = self.ranks[rows], self.counts[rows, None]
-        gone = ranks >= counts - numbers[:, None] if least_first else ranks < numbers[:, None]
-        return gone & (ranks < counts)
+        ranks, counts, numbers = self.ranks[rows], self.counts[rows, None], numbers[:, None]
+        return torch.where(least_first[:, None], (ranks >= counts - numbers) & (ranks < counts), ranks < numbers)
 
 
 class Perturber:
@@ -132,6 +134,7 @@ class Perturber:
             for least in ((False, True) if 0 < n < points[-1] else (False,))
             if (row, n) not in self._ends
         ]
+        ranking = ranking.to(self.inputs.explained.device)
         found: dict[tuple[int, int, bool], float] = {}
         for start in range(0, len(pairs), self.batch_size):
             part = pairs[start : start + self.batch_size]
@@ -161,12 +164,8 @@ class Perturber:
     @torch.no_grad()
     def _measure(self, ranking: Ranking, pairs: list[tuple[int, int, bool]]) -> list[float]:
         device = self.inputs.explained.device
-        rows = torch.tensor([row for row, _, _ in pairs])
-        numbers = torch.tensor([n for _, n, _ in pairs])
-        least = torch.tensor([flag for _, _, flag in pairs])[:, None]
-        gone = torch.where(least, ranking.removed(rows, numbers, True), ranking.removed(rows, numbers, False))
-        mask = self.layout.mask(gone.to(device))
-        rows = rows.to(device)
+        rows, numbers, least = torch.tensor(pairs, device=device).T
+        mask = self.layout.mask(ranking.removed(rows, numbers, least.bool()))
         inputs, targets = self.inputs.pick(rows), self.targets[rows.to(self.targets.device)]
         if self.filled is None:
             raw = self.subject.call_embedded(inputs, targets, lambda e: e.masked_fill(mask[..., None], 0))
@@ -209,6 +208,7 @@ def perturb(
     >>> curves.morf[0].shape, curves.metric("abpc").shape
     (torch.Size([5]), torch.Size([3]))
     """
+    warn_training(model)
     batch = Subject(model).read(inputs, input)
     found = find_unit(unit, batch.explained)
     subject = Subject(model, measure=measure, embedding=embedding, hidden=found.hidden)

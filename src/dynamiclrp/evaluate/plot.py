@@ -13,6 +13,7 @@ from .metrics import on_grid
 
 if TYPE_CHECKING:
     from .comparison import Comparison
+    from .randomise import Randomisation
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; grey is for chance.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#8C6D31", "#3F3F3F", "#B3B300")
@@ -82,3 +83,29 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
     """A colour per name; chance is grey."""
     palette = iter([*COLOURS] * (len(names) // len(COLOURS) + 1))
     return {name: GREY if name == "random" else next(palette) for name in names}
+
+
+def plot_randomisation(found: Randomisation, path: str | os.PathLike[str] | None, which: str) -> Any:
+    """Rank correlation after each layer, one line per method with its interval."""
+    figure_module, style = need("matplotlib.figure", "matplotlib"), need("matplotlib", "matplotlib")
+    colours = colours_of(found.methods)
+    places = range(len(found.layers) + 1)
+    with style.rc_context(STYLE):
+        figure = figure_module.Figure(figsize=(max(7.0, 2.5 + 0.22 * len(found.layers)), 4.6), layout="constrained")
+        axis = figure.subplots()
+        for method in found.methods:
+            intervals = [found.interval(method, layer, which) for layer in found.layers]
+            done = [(0, 1.0, 1.0, 1.0)] + [
+                (i + 1, v.mean, v.low, v.high) for i, v in enumerate(intervals) if v is not None
+            ]
+            x, mean, low, high = zip(*done)
+            axis.plot(x, mean, color=colours[method], linewidth=1.8, marker="o", markersize=3, label=method)
+            axis.fill_between(x, low, high, color=colours[method], alpha=0.14, linewidth=0)
+        axis.axhline(0, color="#222222", linewidth=0.8)
+        axis.set_xticks(list(places), ["trained", *found.layers], rotation=60, ha="right", fontsize=8)
+        down = "cascading from the output" if found.mode == "cascading" else "one layer at a time"
+        axis.set(title=f"Parameter randomisation, {down}", ylabel=f"Spearman correlation ({which})", ylim=(-0.6, 1.05))
+        figure.legend(loc="outside right upper")
+        if path is not None:
+            figure.savefig(os.fspath(path), dpi=160, facecolor="white")
+    return figure

@@ -11,7 +11,7 @@ from typing import Any
 class Progress:
     """`with Progress("perturbing", total) as bar: bar.advance(n)`. `show=None` means: if standard error is a terminal."""
 
-    def __init__(self, label: str, total: int, show: bool | None = None) -> None:
+    def __init__(self, label: str, total: int | None, show: bool | None = None) -> None:
         self.label, self.total = label, total
         self._bar: Any = None
         self._task: Any = None

@@ -18,17 +18,42 @@ FORMAT = 1
 
 
 class Store:
-    """An append-only file of results."""
+    """An append-only file of results, for one run at a time: `with Store(path, setup) as store`."""
 
     def __init__(self, path: str | os.PathLike[str], setup: Mapping[str, Any]) -> None:
         self.path = Path(path)
         self.records: list[dict[str, Any]] = []
         header = {"dynamiclrp evaluation": FORMAT, "setup": json.loads(json.dumps(setup))}
-        if self.path.exists() and self.path.stat().st_size:
-            self._open(header["setup"])
-        else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append([header])
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "ab")  # noqa: SIM115  # closed by __exit__
+        try:
+            self._lock()
+            if self.path.stat().st_size:
+                self._open(header["setup"])
+            else:
+                self._append([header])
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _lock(self) -> None:
+        """Two runs must not write the same results twice. The system lifts the lock when a run ends, however it ends."""
+        try:
+            import fcntl
+        except ModuleNotFoundError:  # not on Windows
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise EvaluationError(
+                f"{self.path} is in use by another run: wait for it, or choose another path"
+            ) from None
 
     def _open(self, setup: dict[str, Any]) -> None:
         whole = self.path.read_bytes()
@@ -54,7 +79,6 @@ class Store:
         self.records += records
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
+        self._file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())

@@ -7,6 +7,7 @@ Inputs are one tensor (called as `model(x)`) or a mapping (called as `model(**in
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,18 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import EvaluationError
+from ..errors import EvaluationError, TrainingModeWarning
 from ..targets import unwrap
 
 Measure = str | Callable[[Any, Tensor], Tensor]
 MEASURES = ("probability", "logit", "accuracy")
 PLAIN = ""  # the name of the only tensor of a model that is called with one tensor
+_NOISY = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 _IDS = ("input_ids", "decoder_input_ids")
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """A batch: named values, and which of them is explained."""
+    """A batch: named values, and which of them is explained.
+
+    Tensors whose first dimension has as many entries as there are rows belong to the rows; all else goes to every call.
+    """
 
     values: Mapping[str, Any]
     name: str
@@ -113,6 +118,7 @@ class Subject:
         self.model, self.measure, self.hidden = model, measure, frozenset(hidden)
         self._embedding = embedding
         self._accepts = _parameters(model)
+        self._spans: bool | None = None  # learnt from the first output
 
     @property
     def device(self) -> torch.device | None:
@@ -146,19 +152,17 @@ class Subject:
 
     def last(self, inputs: Inputs) -> Tensor | None:
         """The last attended position of each row, where a decoder's next-token scores are."""
-        mask = inputs.values.get("decoder_attention_mask" if "decoder_input_ids" in inputs.values else "attention_mask")
-        if not isinstance(mask, Tensor) or mask.dim() != 2:
-            return None
-        positions = torch.arange(mask.shape[1], device=mask.device)
-        return (positions * (mask != 0)).amax(1)
+        mask = _attended(inputs)
+        return None if mask is None else (torch.arange(mask.shape[1], device=mask.device) * (mask != 0)).amax(1)
 
     def _ends_together(self, inputs: Inputs) -> bool:
-        last = self.last(inputs)
-        return last is None or bool((last == inputs.values["attention_mask"].shape[1] - 1).all())
+        mask = _attended(inputs)
+        return mask is None or bool((mask[:, -1] != 0).all())
 
     def heads(self, raw: Any, inputs: Inputs, targets: Tensor | None) -> list[Tensor]:
         """The score vectors [rows, choices] that a target chooses from: one, or two for spans (start, end)."""
         start, end = getattr(raw, "start_logits", None), getattr(raw, "end_logits", None)
+        self._spans = isinstance(start, Tensor) and isinstance(end, Tensor)
         if isinstance(start, Tensor) and isinstance(end, Tensor):
             return [start, end]
         return self.heads_of(unwrap(raw), inputs, targets)
@@ -185,10 +189,17 @@ class Subject:
         if targets is not None and targets.dim() == 2:  # (position, token)
             return [output[every, targets[:, 0].to(output.device)]]
         last = self.last(inputs)
-        mask = inputs.values.get("attention_mask")
-        if last is None or output.shape[1] == 1 or (isinstance(mask, Tensor) and mask.shape[1] != output.shape[1]):
+        mask = _attended(inputs)
+        if last is None or mask is None or mask.shape[1] != output.shape[1]:
             return [output[:, -1]]
         return [output[every, last.to(output.device)]]
+
+    @torch.no_grad()
+    def answers_spans(self, inputs: Inputs) -> bool:
+        """Does the model give start and end logits? Asks it once."""
+        if self._spans is None:
+            self.heads(self.call(inputs.pick(slice(0, 1))), inputs.pick(slice(0, 1)), None)
+        return bool(self._spans)
 
     def columns(self, heads: list[Tensor], targets: Tensor) -> list[Tensor]:
         """The chosen column of each head."""
@@ -278,6 +289,12 @@ class Subject:
         return raw
 
 
+def _attended(inputs: Inputs) -> Tensor | None:
+    """The mask over the positions that the output has: a decoder's own, where there is a decoder."""
+    mask = inputs.values.get("decoder_attention_mask" if "decoder_input_ids" in inputs.values else "attention_mask")
+    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
 def choose(heads: list[Tensor], columns: list[Tensor], measure: str) -> Tensor:
     """Logits add over heads, probabilities multiply, an answer is right if all of it is."""
     total: Tensor | None = None
@@ -290,6 +307,17 @@ def choose(heads: list[Tensor], columns: list[Tensor], measure: str) -> Tensor:
         total = value if total is None else total + value if measure == "logit" else total * value
     assert total is not None
     return total[:, 0]
+
+
+def warn_training(model: Callable[..., Any]) -> None:
+    """Dropout would answer otherwise at every point of a curve."""
+    if isinstance(model, nn.Module) and any(m.training and isinstance(m, _NOISY) for m in model.modules()):
+        warnings.warn(
+            "the model is in training mode: dropout and batch norm make every score of a curve different. "
+            "Call model.eval() first.",
+            TrainingModeWarning,
+            stacklevel=3,
+        )
 
 
 def _parameters(model: Callable[..., Any]) -> frozenset[str]:
