@@ -38,11 +38,14 @@ _SIGN_BIT = 1 << 63
 class Saved:
     """One node's saved values by their names in torch's table of derivatives: `Saved(node).dim`, `.weight`."""
 
-    __slots__ = ("node", "read")
+    __slots__ = ("node", "read", "scratch")
 
-    def __init__(self, node: Any, read: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, node: Any, read: Mapping[str, Any] | None = None, scratch: dict[Any, Tensor] | None = None
+    ) -> None:
         self.node = node
         self.read = read  # values that were read ahead, since they can be read only once
+        self.scratch = {} if scratch is None else scratch  # shared by all nodes of one pass
 
     def __getattr__(self, name: str) -> Any:
         if self.read is not None and name in self.read:
@@ -52,6 +55,13 @@ class Saved:
         except RuntimeError as error:
             raise read_error(error, type(self.node).__name__, name) from None
         return _clean(value)
+
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        """Zeros to read from; nodes of one pass share them."""
+        key = (tensor.shape, tensor.dtype, tensor.device)
+        if key not in self.scratch:
+            self.scratch[key] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+        return self.scratch[key]
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -267,9 +277,9 @@ def read_error(error: RuntimeError, node: str, name: str) -> LRPError:
 
 
 def _clean(value: Any) -> Any:
-    """Detach tensors; negative integers read back as unsigned."""
+    """Negative integers read back as unsigned."""
     if isinstance(value, Tensor):
-        return value.detach()
+        return value
     if isinstance(value, int) and not isinstance(value, bool):
         return value - (1 << 64) if value >= _SIGN_BIT else value
     if isinstance(value, (tuple, list)):

@@ -14,11 +14,13 @@ LRPError (RuntimeError)
 ├── LostActivationError   a value that a rule needs and nobody kept
 ├── UnsupportedTensorError  complex or sparse tensors where a rule cannot take them
 ├── NonFiniteError        relevance that became inf or nan
+├── CaptureError          a model that cannot become a CUDA graph
 └── EvaluationError       an evaluation that cannot be done as asked
 TrainingModeWarning (UserWarning)
 """
 
 __all__ = [
+    "CaptureError",
     "EvaluationError",
     "FreedGraphError",
     "GraphError",
@@ -92,6 +94,10 @@ class UnsupportedTensorError(LRPError):
 
 class NonFiniteError(LRPError):
     """Relevance became inf or nan."""
+
+
+class CaptureError(LRPError):
+    """The model or its arguments cannot be captured as a CUDA graph."""
 
 
 class EvaluationError(LRPError):

@@ -23,13 +23,13 @@ from .capture import capture, gradient_edge, next_sequence_number, refuse_nested
 from .errors import NoInputError, PresetError, UnsupportedTensorError
 from .graph import Graph
 from .ledger import Ledger
-from .lookups import Tracker, same_memory, same_values, table_lookups
+from .lookups import Lookup, Tracker, same_memory, same_values, table_lookups
 from .ops import OPS
 from .plan import Plan
 from .presets import Preset
 from .recorder import Recorder
 from .run import run
-from .targets import Target, unwrap
+from .targets import Seed, Target, unwrap
 
 # Flags and hooks on a model are shared by all threads that explain it.
 _one_at_a_time = threading.RLock()
@@ -72,25 +72,55 @@ class Forward:
     sources: tuple[Explained, ...]
     layers: tuple[Explained, ...]
 
-    def relevance(self, plan: Plan, seed: Tensor, watch: Callable[..., Any] | None) -> tuple[Tensor, ...]:
+    def relevance(
+        self, plan: Plan, seed: Seed, watch: Callable[..., Any] | None = None, retain_graph: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Relevance at every edge that is explained."""
+        edges, values = self._explained
+        return run(plan, self.graph, [self.output], [seed], edges, values, watch=watch, retain_graph=retain_graph)
+
+    def relevances(self, plan: Plan, seeds: Sequence[Seed], retain_graph: bool) -> Iterator[tuple[Tensor, ...]]:
+        """The same for several seeds: in one backward pass, if every operation in it can be batched."""
+        edges, values = self._explained
+        batch = Seed(torch.stack([seed.coefficient for seed in seeds]), seeds[0].good, seeds[0].error)
+        found: tuple[Tensor, ...] | None = None
+        if len(seeds) > 1:
+            try:
+                found = run(plan, self.graph, [self.output], [batch], edges, values, retain_graph=True, batched=True)
+            except RuntimeError as error:
+                if "vmap" not in str(error) and "atching rule" not in str(error):
+                    raise
+        if found is not None:
+            yield from zip(*found)
+            return
+        for number, seed in enumerate(seeds):
+            yield self.relevance(plan, seed, retain_graph=retain_graph or number < len(seeds) - 1)
+
+    @property
+    def _explained(self) -> tuple[list[GradientEdge], list[Tensor]]:
         every = (*self.sources, *self.layers)
-        edges = [edge for source in every for edge in source.edges]
-        values = [value for source in every for value in source.values]
-        return run(plan, self.graph, [self.output], [seed], edges, values, watch=watch)
+        return [e for source in every for e in source.edges], [v for source in every for v in source.values]
 
     def attribution(
-        self, found: Sequence[Tensor], target: Target, seed: Tensor, plan: Plan, preset: Preset, ledger: Ledger | None
+        self,
+        found: Sequence[Tensor],
+        target: Target,
+        seed: Tensor,
+        plan: Plan,
+        preset: Preset,
+        ledger: Ledger | None = None,
     ) -> Attribution:
+        relevances, layers = self.shown(found)
+        return Attribution(relevances, layers, self.output.detach(), target, seed, plan, preset, ledger)
+
+    def shown(self, found: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The relevance of inputs and layers by name, as the user sees it."""
         left = iter(found)
 
         def collect(sources: tuple[Explained, ...]) -> dict[str, Tensor]:
-            shown: dict[str, Tensor] = {}
-            for source in sources:
-                shown[source.name] = source.show([next(left) for _ in source.edges])
-            return shown
+            return {source.name: source.show([next(left) for _ in source.edges]) for source in sources}
 
-        relevances = collect(self.sources)
-        return Attribution(relevances, collect(self.layers), self.output.detach(), target, seed, plan, preset, ledger)
+        return collect(self.sources), collect(self.layers)
 
 
 class Call:
@@ -106,17 +136,18 @@ class Call:
             raise PresetError(f"layers {unknown}: no such module. Known: {', '.join(list(self.modules)[1:9])}, …")
         self.floats: dict[str, Tensor] = {}
         self.integers: dict[str, Tensor] = {}
-        names = _argument_names(model, len(args))
+        names, self.order = _argument_names(model)
+        names += [f"argument {i}" for i in range(len(names), len(args))]
         self.args = tuple(self._take(name, value) for name, value in zip(names, args))
         self.kwargs = {name: self._take(name, value) for name, value in kwargs.items()}
         # one tensor under two names (ids as their own labels) is explained under the name that comes first
         self.integers = {name: self.integers[name] for name in sorted(self.integers, key=self._rank)}
         self.copy = False  # learnt: the model writes into its input
+        self._matched: dict[str, tuple[tuple[int, ...], tuple[Tensor, ...]]] = {}  # learnt: lookups by argument
 
     def _rank(self, name: str) -> int:
         """Where an argument stands in the model's signature."""
-        order = [*inspect.signature(self.model.forward).parameters]
-        return order.index(name) if name in order else len(order)
+        return self.order.index(name) if name in self.order else len(self.order)
 
     def _take(self, name: str, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -171,8 +202,9 @@ class Call:
         ranges: list[tuple[int, int, str]] = []
         recorder = Recorder() if record else None
         tracker = Tracker(self.integers) if track else None
-        with _gradients(self.model, self.preset, bool(self.integers), freeze), self._watch(watched, ranges):
-            with torch.enable_grad(), _primitive_recurrence(self.model):
+        modules = list(self.modules.values())
+        with _gradients(modules, self.preset, bool(self.integers), freeze), self._watch(watched, ranges):
+            with torch.enable_grad(), _primitive_recurrence(modules):
                 with recorder or nullcontext(), tracker or nullcontext():
                     raw = self._forward()
                 output = unwrap(raw)
@@ -226,7 +258,25 @@ class Call:
         if not self.integers:
             return []
         lookups = list(table_lookups(graph))
-        sources = []
+        if not self._matched or any(node >= len(graph) for nodes, _ in self._matched.values() for node in nodes):
+            self._matched = self._match(lookups, tracker)
+        found = {lookup.node: lookup for lookup in lookups}
+        return [
+            Explained(
+                name,
+                tuple(GradientEdge(graph.handles[node], 0) for node in nodes),
+                tuple(found[node].value for node in nodes),
+                self.integers[name].shape,
+                origins,
+            )
+            for name, (nodes, origins) in self._matched.items()
+        ]
+
+    def _match(
+        self, lookups: list[Lookup], tracker: Tracker | None
+    ) -> dict[str, tuple[tuple[int, ...], tuple[Tensor, ...]]]:
+        """For each integer argument: the nodes that look it up, and where their elements stand in it."""
+        matched = {}
         for name, ids in self.integers.items():
             taken = [lookup for lookup in lookups if same_memory(lookup.indices, ids)]
             taken = taken or [lookup for lookup in lookups if same_values(lookup.indices, ids)]
@@ -237,10 +287,8 @@ class Call:
                 taken, origins = [lookup for lookup, _ in made], tuple(origin for _, origin in made)
             if taken:
                 lookups = [lookup for lookup in lookups if lookup not in taken]
-                edges = tuple(GradientEdge(graph.handles[lookup.node], 0) for lookup in taken)
-                values = tuple(lookup.value for lookup in taken)
-                sources.append(Explained(name, edges, values, ids.shape, origins))
-        return sources
+                matched[name] = tuple(lookup.node for lookup in taken), origins
+        return matched
 
     @contextmanager
     def _watch(self, watched: dict[str, Explained], ranges: list[tuple[int, int, str]]) -> Iterator[None]:
@@ -291,9 +339,9 @@ def _labels(graph: Graph, ranges: list[tuple[int, int, str]]) -> tuple[str, ...]
 
 
 @contextmanager
-def _primitive_recurrence(model: nn.Module) -> Iterator[None]:
+def _primitive_recurrence(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Fused kernels of recurrent layers hide their gates; without them torch runs the same layer as primitives."""
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    if not any(isinstance(module, nn.RNNBase) for module in modules):
         yield
         return
     with warnings.catch_warnings():
@@ -303,53 +351,48 @@ def _primitive_recurrence(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _gradients(model: nn.Module, preset: Preset, integers: bool, freeze: bool) -> Iterator[None]:
+def _gradients(modules: Sequence[nn.Module], preset: Preset, integers: bool, freeze: bool) -> Iterator[None]:
     """Decide which parameters autograd follows during the forward pass, and put everything back afterwards.
 
     Weights of linear maps never need it. Everything else is followed where a rule computes with parameters, biases
     always, and the embeddings where token ids are explained.
     """
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    training = [m for m in model.modules() if m.training and isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    parameters = {id(p): p for m in modules for p in m._parameters.values() if p is not None and p.is_floating_point()}
+    follow = _followed(modules, preset, integers) if freeze else parameters.keys()
+    changed = [(p, p.requires_grad) for key, p in parameters.items() if p.requires_grad != (key in follow)]
+    training = [m for m in modules if m.training and isinstance(m, nn.modules.batchnorm._BatchNorm)]
     statistics = [(buffer, buffer.clone()) for module in training for buffer in module.buffers()]
     try:
-        if freeze:
-            follow = _followed(model, preset, integers)
-            for parameter, _ in before:
-                if parameter.is_floating_point():
-                    parameter.requires_grad_(id(parameter) in follow)
-        else:
-            for parameter, _ in before:
-                if parameter.is_floating_point():
-                    parameter.requires_grad_(True)
+        for parameter, flag in changed:
+            parameter.requires_grad_(not flag)
         yield
     finally:
-        for parameter, flag in before:
+        for parameter, flag in changed:
             parameter.requires_grad_(flag)
         with torch.no_grad():
             for buffer, value in statistics:  # batch norms in training mode move their running statistics
                 buffer.data.copy_(value)  # autograd may have saved the buffer: no new version
 
 
-def _followed(model: nn.Module, preset: Preset, integers: bool) -> set[int]:
+def _followed(modules: Sequence[nn.Module], preset: Preset, integers: bool) -> set[int]:
     maps = (nn.Linear, nn.modules.conv._ConvNd)
-    weights = {id(m.weight) for m in model.modules() if isinstance(m, maps) or type(m).__name__ == "Conv1D"}
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    weights = {id(m.weight) for m in modules if isinstance(m, maps) or type(m).__name__ == "Conv1D"}
+    tables = {id(m.weight) for m in modules if isinstance(m, nn.Embedding)}
+    named = [(name, p) for m in modules for name, p in m._parameters.items() if p is not None]
     if integers:  # a table may be any parameter
-        embeddings |= {id(p) for p in model.parameters() if p.dim() >= 2 and id(p) not in weights}
+        tables |= {id(p) for _, p in named if p.dim() >= 2 and id(p) not in weights}
     if preset.needs_parameters:
-        return {id(p) for p in model.parameters() if id(p) not in weights} | embeddings
+        return {id(p) for _, p in named if id(p) not in weights} | tables
     # following a bias makes autograd save nothing, and keeps its value where an activation's input must be rebuilt
-    biases = {id(p) for name, p in model.named_parameters() if name.endswith("bias")}
-    return biases | (embeddings if integers else set())
+    biases = {id(p) for name, p in named if name.endswith("bias")}
+    return biases | (tables if integers else set())
 
 
-def _argument_names(model: nn.Module, count: int) -> list[str]:
+def _argument_names(model: nn.Module) -> tuple[list[str], list[str]]:
+    """The arguments that a model takes by position, and all of them in order."""
     try:
-        names = [
-            p.name for p in inspect.signature(model.forward).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]  # fmt: skip
+        parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
-        names = []
-    return (names + [f"argument {i}" for i in range(len(names), count)])[:count]
+        return [], []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return positional, [p.name for p in parameters]

@@ -40,7 +40,9 @@ def table_lookups(graph: Graph) -> Iterator[Lookup]:
         if isinstance(indices, tuple) and len(indices) == 1:
             indices = indices[0]
         if isinstance(indices, Tensor):
-            yield Lookup(node, indices, op.forward(saved, table))
+            with torch.no_grad():
+                value = op.forward(saved, table)
+            yield Lookup(node, indices, value)
 
 
 def same_memory(indices: Tensor, ids: Tensor) -> bool:

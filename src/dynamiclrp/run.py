@@ -25,6 +25,7 @@ from .plan import Plan
 from .promise import OUTPUT, Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
 from .rules.base import OUT, Grads, divide, reduce_to, sign
 from .step import FOLD_BIAS, Step
+from .targets import Seed
 
 
 class Values:
@@ -33,6 +34,7 @@ class Values:
     def __init__(self, plan: Plan, graph: Graph, outputs: Sequence[Tensor], keep: bool = False) -> None:
         self.plan, self.graph, self.outputs, self.keep = plan, graph, outputs, keep
         self.left = dict(plan.uses)
+        self.scratch: dict[Any, Tensor] = {}  # what many nodes need alike
         checkpointed = [node for node in plan.touched if is_checkpointed(graph.handles[node])]
         ahead = read_ahead([graph.handles[node] for node in checkpointed]) if checkpointed else []
         self._ahead = dict(zip(checkpointed, ahead))
@@ -47,7 +49,7 @@ class Values:
 
     def saved(self, node: int) -> Saved:
         """What a node saved."""
-        return Saved(self.graph.handles[node], self._ahead.get(node))
+        return Saved(self.graph.handles[node], self._ahead.get(node), self.scratch)
 
     def take(self, key: Key) -> Any:
         """The value of a tensor; it counts as one of the uses that the plan foresaw."""
@@ -123,16 +125,16 @@ class Values:
 
 
 class Here:
-    """What a rule sees of the node that it is applied to."""
+    """What a rule sees of the node that it is applied to, while it is applied."""
 
-    def __init__(self, step: Step, values: Values) -> None:
+    def __init__(self, step: Step, values: Values, affine: tuple[Tensor, Tensor] | None) -> None:
         self.step = step
         self.saved = values.saved(step.node)
-        self._values = values
         self.stash: Any = None  # from `before` to `after`
         self.bias_coefficient: Tensor | None = None  # likewise, at the output's shape
-        # read now: the batch norm will have freed its saved values when this node's turn comes
-        self._affine = None if step.fold is None else batch_norm_affine(values.saved(step.fold))
+        self._values = values
+        self._operands: dict[int, Tensor] = {}
+        self._affine = affine  # of the folded batch norm
 
     @property
     def op(self) -> Op:
@@ -148,10 +150,9 @@ class Here:
         return self._value(OUT)
 
     def operand(self, position: int) -> Tensor:
-        cache = self.__dict__.setdefault("_operands", {})
-        if position not in cache:
-            cache[position] = self._value(position)
-        return cache[position]
+        if position not in self._operands:
+            self._operands[position] = self._value(position)
+        return self._operands[position]
 
     @property
     def carries_s(self) -> bool:
@@ -276,25 +277,39 @@ def run(
     plan: Plan,
     graph: Graph,
     outputs: Sequence[Tensor],
-    seeds: Sequence[Tensor],
+    seeds: Sequence[Seed],
     edges: Sequence[GradientEdge],
     inputs: Sequence[Tensor],
     *,
     retain_graph: bool = False,
+    batched: bool = False,
     watch: Callable[[Step, Any, Values], tuple[Any, Any]] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Relevance of the inputs. `seeds` are relevances of the outputs; `watch` gives hooks that look on (the ledger)."""
-    starts = [
-        seed if form == "R" else _coefficient(seed, output)
-        for seed, output, form in zip(seeds, outputs, plan.output_forms)
-    ]
+    """Relevance of the inputs. `watch` gives hooks that look on (the ledger).
+
+    `batched`: the seeds have one more dimension in front, and so has what is found.
+    """
     handles: list[Any] = []
     try:
-        with _without_autocast(outputs[0].device.type):
+        with torch.no_grad(), _without_autocast(outputs[0].device.type):
+            starts = [
+                seed.relevance(output) if form == "R" else seed.coefficient
+                for seed, output, form in zip(seeds, outputs, plan.output_forms)
+            ]
             values = Values(plan, graph, outputs, keep=watch is not None)
             for step in plan.hooked if watch is None else plan.steps:
                 _attach(step, graph.handles[step.node], values, handles, watch)
-            found = torch.autograd.grad(outputs, edges, starts, retain_graph=retain_graph, allow_unused=True)
+            found = torch.autograd.grad(
+                outputs, edges, starts, retain_graph=retain_graph, allow_unused=True, is_grads_batched=batched
+            )
+            return tuple(
+                torch.zeros_like(x).expand(*starts[0].shape[:batched], *x.shape)
+                if g is None
+                else g.to(x.dtype)
+                if form == "R"
+                else x.detach() * g
+                for g, x, form in zip(found, inputs, plan.input_forms)
+            )
     except RuntimeError as error:
         if "second time" in str(error):
             raise read_error(error, "a node", "its values") from None
@@ -302,10 +317,6 @@ def run(
     finally:
         for handle in handles:
             handle.remove()
-    return tuple(
-        torch.zeros_like(x) if g is None else g.to(x.dtype) if form == "R" else (x.detach() * g)
-        for g, x, form in zip(found, inputs, plan.input_forms)
-    )
 
 
 def _without_autocast(device: str) -> Any:
@@ -313,60 +324,52 @@ def _without_autocast(device: str) -> Any:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-def _coefficient(seed: Tensor, output: Tensor) -> Tensor:
-    return divide(seed, output.detach())
-
-
 def _attach(step: Step, node: Any, values: Values, handles: list[Any], watch: Any) -> None:
-    here = Here(step, values)
-    before, after = step.hooks
+    before, after = _hooks(step, values)
     arriving, leaving = watch(step, node, values) if watch is not None else (None, None)
     for register, hook in (
         (node.register_prehook, arriving),
-        (node.register_prehook, _before(here) if before else None),
-        (node.register_hook, _after(here) if after else None),
+        (node.register_prehook, before),
+        (node.register_hook, after),
         (node.register_hook, leaving),
     ):
         if hook is not None:
             handles.append(register(hook))
 
 
-def _before(here: Here) -> Callable[[tuple[Tensor | None, ...]], Any]:
-    step, rule = here.step, here.step.rule
-    edit = rule.before if rule.edits(step)[0] else None
+def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """Hooks before and after the native backward. What a rule fetched is let go after the last of them."""
+    rule, (edits_before, edits_after) = step.rule, step.edits
+    # read now: the batch norm will have freed its saved values when this node's turn comes
+    affine = None if step.fold is None else batch_norm_affine(values.saved(step.fold))
+    passed: list[Here] = []  # from `before` to `after`
 
     def before(grads: tuple[Tensor | None, ...]) -> Any:
         s = grads[0]
         if s is None:
             return None
-        given = s
+        here, given = Here(step, values, affine), s
         if step.convert:
             s = divide(s, here.output)
-        if edit is not None:
-            s = edit(here, s)
+        if edits_before:
+            s = rule.before(here, s)
+        if step.hooks[1]:
+            passed.append(here)
         return (s.to(given.dtype), *grads[1:])
-
-    return before
-
-
-def _after(here: Here) -> Callable[[tuple[Tensor | None, ...], tuple[Tensor | None, ...]], Any]:
-    step, rule = here.step, here.step.rule
-    edit = rule.after if rule.edits(step)[1] else None
 
     def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
         s = incoming[0]
         if s is None:
             return None
-        made: Grads = list(grads)
-        if edit is not None:
-            made = edit(here, made, s)
+        here = passed.pop() if passed else Here(step, values, affine)
+        made: Grads = rule.after(here, list(grads), s) if edits_after else list(grads)
         for position in step.multiply:
             g = made[position]
             if g is not None:
                 made[position] = g * here.operand(position)
         return tuple(None if g is None or native is None else g.to(native.dtype) for g, native in zip(made, grads))
 
-    return after
+    return before if step.hooks[0] else None, after if step.hooks[1] else None
 
 
 def check_tensors(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:

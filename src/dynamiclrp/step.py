@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .ops import Kind, Op
 from .promise import Key
@@ -69,8 +70,13 @@ class Step:
     def is_quotient(self) -> bool:
         return self.name in ("Div", "Addcdiv")
 
-    @property
+    @cached_property
+    def edits(self) -> tuple[bool, bool]:
+        """Does the rule have something to do before, after the native backward?"""
+        return self.rule.edits(self)
+
+    @cached_property
     def hooks(self) -> tuple[bool, bool]:
         """Does the step hook in before, after the native backward?"""
-        before, after = self.rule.edits(self)
+        before, after = self.edits
         return before or self.convert, after or bool(self.multiply)

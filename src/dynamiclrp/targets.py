@@ -1,16 +1,33 @@
-"""From what a user asks about to the relevance at the output: `target` → seed."""
+"""From what a user asks about to the relevance at the output: `target` → `Seed`.
+
+Nothing here waits for the device: what could be wrong with a seed is a flag on the device, read once, after the pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import TargetError, ZeroOutputError
+from .errors import LRPError, TargetError, ZeroOutputError
 
 Target = int | Sequence[Any] | Tensor | Callable[[Tensor], Tensor] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Seed:
+    """Relevance at an output, as the coefficient s that carries it: relevance = output · s."""
+
+    coefficient: Tensor
+    good: Tensor  # a flag on the device: is there something to hand back, and a value to carry all of it?
+    error: Callable[[], LRPError]  # what to say if not
+
+    def relevance(self, output: Tensor) -> Tensor:
+        """Relevance at the output. Where nothing was asked for the output may be infinite (a mask)."""
+        return torch.where(self.coefficient == 0, 0, output.detach() * self.coefficient)
 
 
 def unwrap(output: Any) -> Tensor:
@@ -33,38 +50,41 @@ def unwrap(output: Any) -> Tensor:
     )
 
 
-def seed_for(output: Tensor, target: Target) -> Tensor:
-    """Relevance at the output, of its shape: the chosen scores keep their own value, all else is zero."""
-    values = output.detach()
+def seed_for(output: Tensor, target: Target) -> Seed:
+    """The chosen scores keep their own value as relevance, all else has none."""
     if callable(target):
         return _from_callable(output, target)
     if isinstance(target, Tensor) and target.is_floating_point():
-        return check_seed(target, output)
-    seed = _chosen(values, target)
-    if not seed.any():
-        where = "the largest logit of every row" if target is None else f"target {target!r}"
-        raise ZeroOutputError(
-            f"the output is exactly zero at {where} (output shape {tuple(output.shape)}): there is no score to hand back. "
+        return given_seed(target, output)
+    coefficient = _chosen(output.detach(), target)
+    where = "the largest logit of every row" if target is None else f"target {target!r}"
+    return Seed(
+        coefficient,
+        coefficient.any(),
+        lambda: ZeroOutputError(
+            f"the output is exactly zero at {where} (output shape {tuple(coefficient.shape)}): there is no score to hand back. "
             "Choose another target, or explain a score before the operation that made it zero."
-        )
-    return seed
+        ),
+    )
 
 
-def check_seed(seed: Tensor, output: Tensor) -> Tensor:
+def given_seed(seed: Tensor, output: Tensor) -> Seed:
     """A seed of the output's shape, with relevance only where the output has a value to carry it."""
     if seed.shape != output.shape:
         raise TargetError(f"the seed has shape {tuple(seed.shape)}: expected the output's, {tuple(output.shape)}")
-    seed = seed.to(output.device, output.dtype)
-    lost = (output.detach() == 0) & (seed != 0)
-    if lost.any():
-        raise ZeroOutputError(
-            f"{int(lost.sum())} of {int((seed != 0).sum())} seeded elements are where the output is exactly zero; relevance "
-            "is handed back in proportion to values, so it has nowhere to go. Seed only where the output is not zero."
-        )
-    return seed
+    seed, values = seed.to(output.device, output.dtype), output.detach()
+    nowhere = (values == 0) & (seed != 0)
+    return Seed(
+        torch.where(seed == 0, 0, seed / torch.where(values == 0, 1, values)),
+        ~nowhere.any(),
+        lambda: ZeroOutputError(
+            f"{int(nowhere.sum())} of {int((seed != 0).sum())} seeded elements are where the output is exactly zero; "
+            "relevance is handed back in proportion to values, so it has nowhere to go. Seed only where the output is not zero."
+        ),
+    )
 
 
-def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor]) -> Tensor:
+def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor]) -> Seed:
     """A callable picks or combines scores; its gradient times the output is the seed (exact for linear choices)."""
     probe = output.detach().requires_grad_()
     with torch.enable_grad():
@@ -75,23 +95,25 @@ def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor]) -> Tensor
             "computed from it, such as lambda logits: logits[:, 3] - logits[:, 5]"
         )
     (gradient,) = torch.autograd.grad(chosen.sum(), probe)
-    seed = gradient * output.detach()
-    if not seed.any():
-        raise ZeroOutputError(
+    gradient = torch.where(output.detach() == 0, 0, gradient)
+    return Seed(
+        gradient,
+        gradient.any(),
+        lambda: ZeroOutputError(
             "the target callable chose only scores that are exactly zero: there is nothing to hand back"
-        )
-    return seed
+        ),
+    )
 
 
 def _chosen(values: Tensor, target: Any) -> Tensor:
-    """The values at the target, zero elsewhere.
+    """One where the target is (and the output is not zero), zero elsewhere.
 
     Rows are the first dimension; of outputs token by token (rank 3 and more) the last position is meant.
     """
     if values.dim() == 0:
         if target not in (None, 0):
             raise TargetError(f"target {target!r} for a single score: expected None")
-        return values.clone()
+        return (values != 0).to(values.dtype)
     seed = torch.zeros_like(values)
     rows, seeds = (values, seed) if values.dim() > 1 else (values[None], seed[None])
     if isinstance(target, tuple):  # an index into one row's output
@@ -100,12 +122,12 @@ def _chosen(values: Tensor, target: Any) -> Tensor:
                 f"target {target!r} has {len(target)} indices: expected {rows.dim() - 1} for rows of shape {tuple(rows.shape[1:])}"
             )
         index: Any = (slice(None), *(_check(i, n, target, values) for i, n in zip(target, rows.shape[1:])))
-        seeds[index] = rows[index]
+        seeds[index] = (rows[index] != 0).to(values.dtype)
         return seed
     for _ in range(rows.dim() - 2):
         rows, seeds = rows[:, -1], seeds[:, -1]
-    column = rows.argmax(-1) if target is None else _columns(rows, target)
-    seeds.scatter_(1, column[:, None], rows.gather(1, column[:, None]))
+    column = (rows.argmax(-1) if target is None else _columns(rows, target))[:, None]
+    seeds.scatter_(1, column, (rows.gather(1, column) != 0).to(values.dtype))
     return seed
 
 
@@ -116,10 +138,11 @@ def _columns(rows: Tensor, target: Any) -> Tensor:
         raise TargetError(
             f"target {target!r}: expected an int, one int per row, a tuple of indices, a callable or a seed tensor"
         )
-    chosen = [given] * len(rows) if isinstance(given, int) else given
-    if len(chosen) != len(rows):
-        raise TargetError(f"{len(chosen)} targets for {len(rows)} rows of the output: expected one per row")
-    return torch.tensor([_check(c, rows.shape[-1], target, rows) for c in chosen], device=rows.device)
+    if isinstance(given, int):
+        return torch.full((len(rows),), _check(given, rows.shape[-1], target, rows), device=rows.device)
+    if len(given) != len(rows):
+        raise TargetError(f"{len(given)} targets for {len(rows)} rows of the output: expected one per row")
+    return torch.tensor([_check(c, rows.shape[-1], target, rows) for c in given], device=rows.device)
 
 
 def _check(index: Any, size: int, target: Any, values: Tensor) -> int:

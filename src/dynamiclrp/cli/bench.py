@@ -123,7 +123,7 @@ def contestants(loaded: Loaded, inputs: dict[str, Any], presets: dict[str, Any])
             leaf = pixels[0].detach().clone().requires_grad_()
             given = {key: leaf if value is pixels[0] else value for key, value in inputs.items()}
         output = unwrap(model(**given))
-        (found,) = torch.autograd.grad(output, leaf, (seed_for(output, None) != 0).to(output.dtype))
+        (found,) = torch.autograd.grad(output, leaf, seed_for(output, None).coefficient)
         (found * leaf.detach()).sum(-1 if ids is not None else ())
 
     explainers = {name: dlrp.Explainer(model, preset) for name, preset in presets.items()}

@@ -11,9 +11,9 @@ from .table import Kind, row
 
 def _layer_norm_fixed(n: Any, s: Tensor) -> Tensor:
     # LayerNorm's own backward for an input that equals its mean: the term of the standard deviation vanishes.
-    zeros, no_mean = torch.zeros_like(n.input), torch.zeros_like(n.result1)
+    rstd = n.result2
     return torch.ops.aten.native_layer_norm_backward(
-        s, zeros, n.normalized_shape, no_mean, n.result2, n.weight, n.bias, [True, False, False]
+        s, n.zeros_like(s), n.normalized_shape, n.zeros_like(rstd), rstd, n.weight, None, [True, False, False]
     )[0]
 
 

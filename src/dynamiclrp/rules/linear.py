@@ -115,10 +115,10 @@ class _SignedRule(LinearRule):
     def magnitude(self, here: Here) -> Tensor:
         return here.magnitude(bias=here.step.has_bias and self.bias == "proportional")
 
-    def deliver(self, here: Here, grads: Grads, native: float, extra: float) -> Grads:
-        """`native · Wᵀu + extra · sgn(x)·|W|ᵀv`, with v from the stash."""
+    def deliver(self, here: Here, grads: Grads, ratio: float = 1.0) -> Grads:
+        """`Wᵀu + ratio · sgn(x)·|W|ᵀv`, with v from the stash."""
         more = here.absolute_transposed(here.stash)
-        return self.give_bias(here, here.on_live(grads, lambda g: g.mul(native).add_(more, alpha=extra)))
+        return self.give_bias(here, here.on_live(grads, lambda g: g.add(more, alpha=ratio)))
 
 
 @dataclass(frozen=True)
@@ -133,18 +133,24 @@ class Gamma(_SignedRule):
     def before(self, here: Here, s: Tensor) -> Tensor:
         r, z = self.relevance(here, s)
         positive = here.step.rectified and not (self.bias == "absolute" and here.step.has_bias)
-        # d has the sign of z, and |d| = (1 + γ/2)|z| + γ/2 q
-        d = (z if positive else z.abs()).mul(1 + self.gamma / 2)
-        v = r / d.add_(self.magnitude(here), alpha=self.gamma / 2).add_(usable(self.eps, d))
+        # the denominator has the sign of z and the magnitude (1 + γ/2) d
+        d = torch.add(z if positive else z.abs(), self.magnitude(here), alpha=self._ratio)
+        v = r / d.add_(usable(self.eps / (1 + self.gamma / 2), d))
         v = v if positive else torch.where(z == 0, 0, v)
         u = v if positive else v * z.sign()
         if here.wants_bias and self.bias == "proportional":
-            here.bias_coefficient = torch.where((z > 0) == (here.bias > 0), u * (1 + self.gamma), u)
+            own = u / (1 + self.gamma / 2)
+            here.bias_coefficient = torch.where((z > 0) == (here.bias > 0), own * (1 + self.gamma), own)
         here.stash = v
         return here.unfold(u)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return self.deliver(here, grads, 1 + self.gamma / 2, self.gamma / 2)
+        return self.deliver(here, grads, self._ratio)
+
+    @property
+    def _ratio(self) -> float:
+        """What a magnitude counts beside its signed part; both are divided by 1 + γ/2."""
+        return (self.gamma / 2) / (1 + self.gamma / 2)
 
 
 @dataclass(frozen=True)
@@ -153,16 +159,16 @@ class ZPlus(_SignedRule):
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         r, z = self.relevance(here, s)
-        # rounding may take a sum of nothing positive below 0
-        d = self.magnitude(here).add_(z).clamp_(min=0).div_(2)
-        u = r / d.add_(usable(self.eps, d))
+        # rounding may take a sum of nothing positive below 0; the halves of both products cancel
+        d = self.magnitude(here).add_(z).clamp_(min=0)
+        u = r / d.add_(usable(2 * self.eps, d))
         if here.wants_bias and self.bias == "proportional":
-            here.bias_coefficient = torch.where(here.bias > 0, u, 0)
+            here.bias_coefficient = torch.where(here.bias > 0, 2 * u, 0)
         here.stash = u
         return here.unfold(u)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return self.deliver(here, grads, 0.5, 0.5)
+        return self.deliver(here, grads)
 
 
 @dataclass(frozen=True)
@@ -182,15 +188,15 @@ class AlphaBeta(_SignedRule):
     def before(self, here: Here, s: Tensor) -> Tensor:
         r, z = self.relevance(here, s)
         q, eps = self.magnitude(here), usable(self.eps, z)
-        positive = self.alpha * r / ((q + z).clamp_(min=0).div_(2).add_(eps))
-        negative = self.beta * r / stabilise((z - q).clamp_(max=0).div_(2), eps)
+        positive = self.alpha * r / ((q + z).clamp_(min=0).add_(2 * eps))
+        negative = self.beta * r / stabilise((z - q).clamp_(max=0), 2 * eps)
         if here.wants_bias and self.bias == "proportional":
-            here.bias_coefficient = torch.where(here.bias > 0, positive, -negative)
+            here.bias_coefficient = torch.where(here.bias > 0, 2 * positive, -2 * negative)
         here.stash = positive + negative
         return here.unfold(positive - negative)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return self.deliver(here, grads, 0.5, 0.5)
+        return self.deliver(here, grads)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,139 @@
+"""Explanations as CUDA graphs: forward pass and relevance captured once per shape, replayed without Python.
+
+In: an explainer with the arguments of one call. Out: `Captured`, which explains other values of the same shapes.
+Two graphs in one memory pool, so that a target may depend on the prediction: the forward pass, then (outside) the seed,
+then the relevance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .attribution import Attribution
+from .errors import CaptureError, LRPError
+from .explainer import largest, sound
+from .forward import Call
+from .targets import Seed, Target, seed_for
+
+if TYPE_CHECKING:
+    from .explainer import Explainer
+
+_WARM_UPS = 2  # lazy initialisation, autotuning and the plan are done before the capture
+
+
+def key_of(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str], many: bool
+) -> tuple[Any, ...]:
+    """What a capture is good for: shapes and plain values of the arguments, and where the model's weights are."""
+    named = [*enumerate(args), *kwargs.items()]
+    where = hash(
+        tuple(
+            t.data_ptr()
+            for m in model.modules()
+            for t in (*m._parameters.values(), *m._buffers.values())
+            if t is not None
+        )
+    )
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return (tuple((name, _plain(name, value)) for name, value in named), tuple(layers), many, where, autocast)
+
+
+def _plain(name: Any, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if not value.is_cuda:
+            raise CaptureError(
+                f"argument {name!r} is on {value.device}: cuda_graph=True explains tensors on a GPU. Move model and inputs "
+                "there, or leave out cuda_graph."
+            )
+        return value.shape, value.dtype, value.device
+    try:
+        hash(value)
+    except TypeError:
+        raise CaptureError(
+            f"argument {name!r} is a {type(value).__name__}: cuda_graph=True takes tensors and plain values. Pass its tensors "
+            "as arguments of their own, or leave out cuda_graph."
+        ) from None
+    return value
+
+
+class Captured:
+    """One captured explanation. `predict` new values, then `explain` any number of targets of them."""
+
+    def __init__(
+        self, explainer: Explainer, args: Sequence[Any], kwargs: Mapping[str, Any], layers: tuple[str, ...], many: bool
+    ) -> None:
+        self.preset = explainer.preset
+        copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in (*args, *kwargs.values())]
+        call = Call(
+            explainer.model,
+            explainer.preset,
+            tuple(copies[: len(args)]),
+            dict(zip(kwargs, copies[len(args) :])),
+            layers,
+        )
+        self._inputs = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
+        if not self._inputs:
+            raise CaptureError("no tensor among the arguments: there is nothing to capture")
+        stream = torch.cuda.Stream(self._inputs[0].device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                forward, plan = explainer.forward(call)
+                forward.relevance(plan, seed_for(forward.output, None))
+        del forward
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved()
+        try:
+            self._capture(explainer, call, stream, many)
+        except LRPError:
+            raise
+        except RuntimeError as error:
+            raise CaptureError(
+                f"{type(explainer.model).__name__} cannot be captured as a CUDA graph: {str(error).splitlines()[0]} "
+                "(the model moves numbers between GPU and CPU, or does other work that a graph cannot hold, while it runs). "
+                "Remedy: leave out cuda_graph."
+            ) from error
+        self.memory = torch.cuda.memory_reserved() - reserved  # bytes
+
+    def _capture(self, explainer: Explainer, call: Call, stream: torch.cuda.Stream, many: bool) -> None:
+        self._forward, self._relevance = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(self._forward, pool=pool, stream=stream):
+            forward, self.plan = explainer.forward(call)
+            self._start = torch.zeros_like(forward.output)
+        seed = Seed(self._start, self._start, CaptureError)
+        with torch.cuda.graph(self._relevance, pool=pool, stream=stream):
+            # several targets share one forward pass: its values must stay
+            found = forward.relevance(self.plan, seed, retain_graph=many)
+            self._shown = forward.shown(found)
+            self._largest = largest(found)
+        self._output = forward.output.detach()
+
+    def predict(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Run the forward pass on new values."""
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        with torch.no_grad():
+            for static, value in zip(self._inputs, given):
+                static.copy_(value, non_blocking=True)
+        self._forward.replay()
+
+    def explain(self, target: Target) -> tuple[Seed, Attribution | None]:
+        """Relevance of the last prediction; None in place of it, if it is not finite."""
+        seed = seed_for(self._output, target)
+        self._start.copy_(seed.coefficient)
+        self._relevance.replay()
+        if not sound([seed], (), self._largest):
+            return seed, None
+        relevances, layers = ({name: r.clone() for name, r in shown.items()} for shown in self._shown)
+        output = self._output.clone()  # the next replay overwrites it
+        return seed, Attribution(relevances, layers, output, target, seed.relevance(output), self.plan, self.preset)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(str(tuple(value.shape)) for value in self._inputs)
+        return f"Captured({shapes}; {self.memory / 2**20:.0f} MiB)"

@@ -1,0 +1,284 @@
+"""`Explainer`: explanations of one model, with what is worth keeping between them.
+
+In: a model, a preset, arguments and targets. Out: `Attribution`s. The stages stand in their own files; here is their order,
+what to do when one of them says no, and the caches.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .attribution import Attribution
+from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
+from .forward import Call, Forward
+from .graph import Graph
+from .ledger import Ledger, Locator
+from .ops import OPS
+from .plan import Plan, make_plan, missing_ops
+from .presets import Preset
+from .presets import preset as find_preset
+from .targets import Seed, Target, seed_for
+
+if TYPE_CHECKING:
+    from .cuda_graph import Captured
+
+_PLANS = 64
+_CAPTURES = 8
+
+
+class Plans:
+    """Plans by preset and graph signature, the oldest dropped first."""
+
+    def __init__(self, size: int = _PLANS) -> None:
+        self.size = size
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, graph: Graph, preset: Preset, everything: bool = False, on_missing: str = "error") -> Plan:
+        rows = frozenset(id(OPS.get(kind.__name__)) for kind in set(graph.types))  # a row may be replaced
+        key = (preset, everything, on_missing, rows, graph.signature)
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = make_plan(graph, preset, everything=everything, on_missing=on_missing)
+                while len(self._plans) > self.size:
+                    self._plans.popitem(last=False)
+            else:
+                self._plans.move_to_end(key)
+            return plan
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+
+class Explainer:
+    """`explain` for many inputs: keeps plans between calls.
+
+    `cuda_graph=True` captures forward pass and relevance once per shape of the arguments and replays them from then on,
+    with the same numbers and without Python's cost; `captures` tells what is kept. Tensors must be on the GPU then.
+
+    >>> import torch, dynamiclrp as dlrp
+    >>> e = dlrp.Explainer(torch.nn.Linear(3, 2), preset="epsilon")
+    >>> e(torch.randn(4, 3), target=[0, 1, 0, 1]).relevance.shape
+    torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        preset: str | Preset = "attnlrp",
+        *,
+        on_missing: str = "error",
+        cuda_graph: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model: expected a torch.nn.Module, got {type(model).__name__}; use dynamiclrp.relevance for functions"
+            )
+        if isinstance(model, torch.jit.ScriptModule):
+            raise OpaqueGraphError(
+                "the model is scripted, which hides its operations. Remedy: explain the plain module."
+            )
+        if getattr(model, "_orig_mod", None) is not None:
+            raise OpaqueGraphError(
+                "the model is compiled, which hides its operations. Remedy: explain model._orig_mod."
+            )
+        self.model = model
+        self.preset = find_preset(preset)
+        self.on_missing = one_of(on_missing)
+        self.cuda_graph = cuda_graph
+        self.plans = Plans()
+        self._captures: OrderedDict[Any, Captured] = OrderedDict()
+        self._lock = threading.Lock()
+        self._record = False  # learnt: this model's constants must be recorded
+
+    def __call__(
+        self, *args: Any, target: Target = None, layers: Sequence[str] = (), ledger: bool = False, **kwargs: Any
+    ) -> Attribution:
+        with torch.inference_mode(False):
+            _warn_training(self.model)
+            if self.cuda_graph and not ledger:  # a ledger reads numbers on the way
+                return next(self._replayed(args, kwargs, [target], layers))
+            call = Call(self.model, self.preset, args, kwargs, tuple(layers))
+            forward, plan = self.forward(call, ledger)
+            seed = seed_for(forward.output, target)
+            book = Ledger(forward.graph, plan) if ledger else None
+            found = forward.relevance(plan, seed, watch=book.watch if book else None)
+            if not sound([seed], found):
+                raise self._not_finite(call, seed)
+            handed = seed.relevance(forward.output)
+            if book is not None:
+                book.close(handed, found[: sum(len(source.edges) for source in forward.sources)])
+            return forward.attribution(found, target, handed, plan, self.preset, book)
+
+    def each(
+        self, *args: Any, targets: Sequence[Target], at_once: int = 8, layers: Sequence[str] = (), **kwargs: Any
+    ) -> Iterator[Attribution]:
+        """One attribution for each target, from one forward pass; `at_once` targets share a backward pass.
+
+        >>> import torch, dynamiclrp as dlrp
+        >>> e = dlrp.Explainer(torch.nn.Linear(3, 5))
+        >>> [round(float(a.score), 4) == round(float(a.prediction[0, a.target]), 4) for a in e.each(torch.ones(1, 3), targets=[0, 4])]
+        [True, True]
+        """
+        targets = list(targets)
+        if at_once < 1:
+            raise ValueError(f"at_once={at_once}: expected at least 1")
+        with torch.inference_mode(False):
+            _warn_training(self.model)
+            if not targets:
+                return
+            if self.cuda_graph:
+                yield from self._replayed(args, kwargs, targets, layers)
+                return
+            call = Call(self.model, self.preset, args, kwargs, tuple(layers))
+            forward, plan = self.forward(call)
+            for start in range(0, len(targets), at_once):
+                chosen = targets[start : start + at_once]
+                seeds = [seed_for(forward.output, target) for target in chosen]
+                found = forward.relevances(plan, seeds, retain_graph=start + at_once < len(targets))
+                for target, seed, relevance in zip(chosen, seeds, found):
+                    if not sound([seed], relevance):
+                        raise self._not_finite(call, seed)
+                    handed = seed.relevance(forward.output)
+                    yield forward.attribution(relevance, target, handed, plan, self.preset)
+
+    def forward(self, call: Call, ledger: bool = False) -> tuple[Forward, Plan]:
+        """A forward pass and its plan; recorded, where the plan finds values lost."""
+        forward = call.run(self._record or ledger)  # a ledger needs every value
+        try:
+            return forward, self.plans.get(forward.graph, self.preset, ledger, self.on_missing)
+        except LostActivationError:
+            if self._record or ledger:
+                raise
+        self._record = True
+        forward = call.run(record=True)
+        return forward, self.plans.get(forward.graph, self.preset, ledger, self.on_missing)
+
+    def _not_finite(self, call: Call, seed: Seed) -> NonFiniteError:
+        """Run again, watching, to name the node that made it."""
+        again, plan = self.forward(call)
+        locator = Locator(again.graph)
+        again.relevance(plan, seed, watch=locator.watch)
+        return NonFiniteError(f"relevance is not finite under {self.preset!r}: {locator}")
+
+    @property
+    def captures(self) -> tuple[Captured, ...]:
+        """What is kept as CUDA graphs, newest last; each prints its shapes and its memory."""
+        return tuple(self._captures.values())
+
+    def _replayed(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: Sequence[Target], layers: Sequence[str]
+    ) -> Iterator[Attribution]:
+        from .cuda_graph import Captured, key_of
+
+        with self._lock:
+            key = key_of(self.model, args, kwargs, layers, many=len(targets) > 1)
+            if key not in self._captures:
+                self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=len(targets) > 1)
+                while len(self._captures) > _CAPTURES:
+                    self._captures.popitem(last=False)
+            self._captures.move_to_end(key)
+            captured = self._captures[key]
+            captured.predict(args, kwargs)
+            for target in targets:
+                seed, found = captured.explain(target)
+                if found is None:
+                    raise self._not_finite(Call(self.model, self.preset, args, dict(kwargs), tuple(layers)), seed)
+                yield found
+
+    def inspect(self, *args: Any, **kwargs: Any) -> Report:
+        """Run the forward pass and plan, without handing anything back."""
+        call = Call(self.model, self.preset, args, kwargs, ())
+        forward = call.run(record=False)
+        unknown = missing_ops(forward.graph)
+        made: Plan | None = None
+        if not unknown:
+            try:
+                made = self.plans.get(forward.graph, self.preset)
+            except LostActivationError:
+                made = self.plans.get(call.run(record=True).graph, self.preset)
+        return Report(self.preset, len(forward.graph), sum(forward.graph.runs), dict(unknown), made)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `inspect` found."""
+
+    preset: Preset
+    nodes: int
+    live: int
+    unknown: dict[str, int]
+    plan: Plan | None
+
+    @property
+    def coverage(self) -> float:
+        """Share of the live nodes that have a rule."""
+        return 1 - sum(self.unknown.values()) / max(self.live, 1)
+
+    def __str__(self) -> str:
+        head = f"{self.nodes} nodes, {self.live} live, coverage {self.coverage:.2%}"
+        if self.unknown:
+            head += "; without a rule: " + ", ".join(f"{name} x{n}" for name, n in self.unknown.items())
+        return head if self.plan is None else f"{head}\n{self.plan}"
+
+
+def largest(found: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each, on the device: nan or infinite if any relevance is."""
+    device = found[0].device
+    return torch.stack([torch.linalg.vector_norm(r, torch.inf).to(device, torch.float64) for r in found if r.numel()])
+
+
+def sound(seeds: Sequence[Seed], found: Sequence[Tensor], extremes: Tensor | None = None) -> bool:
+    """Is all relevance finite? Raises what is wrong with the seeds. The one place that waits for the device."""
+    extremes = largest(found) if extremes is None else extremes
+    values = torch.cat([torch.stack([s.good for s in seeds]).to(extremes), extremes]).tolist()
+    for seed, good in zip(seeds, values):
+        if not good:
+            raise seed.error()
+    return all(map(math.isfinite, values))
+
+
+def one_of(on_missing: str) -> str:
+    """Check `on_missing`."""
+    if on_missing not in ("error", "gradient"):
+        raise ValueError(f"on_missing={on_missing!r}: expected 'error' or 'gradient'")
+    return on_missing
+
+
+def _warn_training(model: nn.Module) -> None:
+    noisy = [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if module.training
+        and (
+            (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0)
+            or isinstance(module, nn.modules.batchnorm._BatchNorm)
+        )
+    ]
+    if noisy:
+        shown = ", ".join(noisy[:4]) + (f" and {len(noisy) - 4} more" if len(noisy) > 4 else "")
+        warnings.warn(
+            f"the model is in training mode: dropout and batch norm ({shown}) make every prediction, and so its explanation, "
+            "different. Call model.eval() first.",
+            TrainingModeWarning,
+            stacklevel=_caller(),
+        )
+
+
+def _caller() -> int:
+    """How far up the stack the first frame outside this package is, seen from who asks."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__ + "."):
+        frame, level = frame.f_back, level + 1
+    return level
