@@ -6,7 +6,9 @@
 torch.Size([1, 4])
 """
 
-from .attribution import Attribution
+from typing import TYPE_CHECKING, Any
+
+from .attribution import Account, Answer, Attribution, Part
 from .errors import *  # noqa: F403
 from .errors import __all__ as _errors
 from .explain import Explainer, Report, explain, inspect, plan, relevance
@@ -38,20 +40,62 @@ from .rules import (
     ZPlus,
 )
 
+if TYPE_CHECKING:
+    from .archive import load
+    from .audio import explain_audio
+    from .comparison import Comparison, compare
+    from .generation import Generation, explain_generation
+    from .image import explain_image
+    from .multimodal import explain_multimodal
+    from .table import explain_table
+    from .text import explain_text
+
 __version__ = "0.1.0"
+
+# Looked up when first used: they are built on the core and on packages of its extras.
+_LATER = {
+    "Comparison": "comparison",
+    "Generation": "generation",
+    "compare": "comparison",
+    "explain_audio": "audio",
+    "explain_generation": "generation",
+    "explain_image": "image",
+    "explain_multimodal": "multimodal",
+    "explain_table": "table",
+    "explain_text": "text",
+    "load": "archive",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 __all__ = [
     "PRESETS",
     "AbsoluteShare",
+    "Account",
     "AlphaBeta",
+    "Answer",
     "Attention",
     "Attribution",
     "Box",
     "Branch",
+    "Comparison",
     "Epsilon",
     "Explainer",
     "Flat",
     "Gamma",
+    "Generation",
     "Gradient",
     "Graph",
     "Identity",
@@ -60,6 +104,7 @@ __all__ = [
     "LinearMap",
     "Move",
     "Nothing",
+    "Part",
     "Plan",
     "Preset",
     "ProductShare",
@@ -72,8 +117,16 @@ __all__ = [
     "UniformPool",
     "WSquare",
     "ZPlus",
+    "compare",
     "explain",
+    "explain_audio",
+    "explain_generation",
+    "explain_image",
+    "explain_multimodal",
+    "explain_table",
+    "explain_text",
     "inspect",
+    "load",
     "plan",
     "preset",
     "register",

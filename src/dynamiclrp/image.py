@@ -1,0 +1,333 @@
+"""`explain_image`: which pixels an image model's answer stands on, shown on the picture as it was given.
+
+In: a model and a picture (a path, a PIL picture or a tensor that is already preprocessed). Out: an `Attribution`, or a
+`Comparison` of several targets or presets. Preprocessing is found from the model where the model says it: timm's
+configuration, torchvision's weights, a transformers checkpoint's processor.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from .attribution import Answer, Attribution
+from .comparison import Comparison
+from .errors import TargetError
+from .explain import Explainer
+from .geometry import seen_part
+from .media import Picture
+from .presets import Preset
+from .text import accepted, label_index
+
+_SHOWN = 1024  # pixels of the longer side that a page carries
+Source = str | PathLike[str] | Tensor | Any  # Any: a PIL picture
+Process = Callable[[Any], Tensor]
+
+
+@overload
+def explain_image(
+    model: nn.Module,
+    image: Source,
+    *,
+    target: int | str | None = ...,
+    contrast: int | str | None = ...,
+    preset: str | Preset = ...,
+    processor: Any = ...,
+    classes: Sequence[str] | Mapping[int, str] | None = ...,
+    ledger: bool = ...,
+) -> Attribution: ...
+
+
+@overload
+def explain_image(
+    model: nn.Module,
+    image: Source,
+    *,
+    target: int | str | None = ...,
+    contrast: int | str | None = ...,
+    targets: int | Sequence[int | str] | None = ...,
+    preset: str | Preset = ...,
+    presets: Sequence[str | Preset] | None = ...,
+    processor: Any = ...,
+    classes: Sequence[str] | Mapping[int, str] | None = ...,
+    ledger: bool = ...,
+) -> Attribution | Comparison: ...
+
+
+def explain_image(
+    model: nn.Module,
+    image: Source,
+    *,
+    target: int | str | None = None,
+    contrast: int | str | None = None,
+    targets: int | Sequence[int | str] | None = None,
+    preset: str | Preset = "attnlrp",
+    presets: Sequence[str | Preset] | None = None,
+    processor: Any = None,
+    classes: Sequence[str] | Mapping[int, str] | None = None,
+    ledger: bool = False,
+) -> Attribution | Comparison:
+    """Explain an image model's answer by the pixels it saw.
+
+    `image`: a path, a PIL picture, or a tensor [3, H, W] that is already what the model wants. `processor`: any function
+    from a PIL picture to a tensor, or a `transformers` image processor; without it the model is asked for its own.
+    `target` and `contrast` are class numbers or names (`classes`, or the model's own names). `targets` (a list, or how
+    many of the likeliest) and `presets` give several explanations side by side.
+
+        dlrp.explain_image(model, "cat.jpg", targets=2).html("cat.html")
+    """
+    if target is not None and targets is not None:
+        raise TypeError("explain_image: give target for one explanation or targets for several, not both")
+    seen = prepare(model, image, processor)
+    names = class_names(model, classes)
+    x = seen.tensor.to(next(model.parameters()).device)
+    wanted = _targets(model, x, targets, names, seen.argument) if targets is not None else [target]
+    chosen = list(presets) if presets is not None else [preset]
+    if not wanted or not chosen:
+        raise ValueError("explain_image: an empty list of targets or presets, there is nothing to explain")
+    found: dict[str, Attribution] = {}
+    for each in chosen:
+        explainer = Explainer(model, each)
+        for one in wanted:
+            ask = ClassChoice(one, contrast, names)
+            a = explainer(target=ask, ledger=ledger, **{seen.argument: x})  # type: ignore[arg-type]
+            a = replace(
+                a,
+                target=ask.chosen,
+                media={seen.argument: (seen.picture,)} if seen.picture is not None else {},
+                answers=(ask.answer,),
+                about={"model": type(model).__name__, "task": "image-classification", **seen.about},
+            )
+            label = " · ".join(
+                part for part in (ask.answer.label if len(wanted) > 1 else "", explainer.preset.name if len(chosen) > 1 else "") if part
+            )  # fmt: skip
+            found[label or ask.answer.label] = a
+    return next(iter(found.values())) if targets is None and presets is None else Comparison(found)
+
+
+class ClassChoice:
+    """The score of a class in [1, classes] logits, or its lead over another; remembers the answer in words."""
+
+    def __init__(self, target: int | str | None, contrast: int | str | None, names: dict[int, str]) -> None:
+        self.target, self.contrast, self.names = target, contrast, names
+        self.chosen: Any = None
+        self.answer = Answer("")
+
+    def __call__(self, output: Tensor) -> Tensor:
+        if output.dim() != 2 or len(output) != 1:
+            raise TargetError(
+                f"the model's output has shape {tuple(output.shape)}: expected one row of class scores, [1, classes]. "
+                "For other outputs use dynamiclrp.explain with a callable target."
+            )
+        logits = output[0]
+        names = {i: self.names.get(i, str(i)) for i in range(len(logits))}
+        index = int(logits.argmax()) if self.target is None else label_index(self.target, names)
+        score, against = logits[index], None
+        self.chosen = index
+        if self.contrast is not None:
+            other = label_index(self.contrast, names)
+            if other == index:
+                raise TargetError(f"contrast {self.contrast!r} is the target itself: there is no difference to explain")
+            score, against, self.chosen = score - logits[other], names[other], (index, other)
+        chances = logits.detach().float().softmax(-1)
+        self.answer = Answer(names[index], float(chances[index]) if len(logits) > 1 else None, against)
+        return score.reshape(1)
+
+
+def _targets(model: nn.Module, x: Tensor, targets: Any, names: dict[int, str], argument: str) -> list[Any]:
+    if not isinstance(targets, int):
+        return list(targets)
+    from .targets import unwrap
+
+    with torch.no_grad():
+        logits = unwrap(model(**{argument: x}))[0]
+    if not 1 <= targets <= len(logits):
+        raise TargetError(f"targets={targets}: expected a list of classes, or how many of the {len(logits)} likeliest")
+    return logits.topk(targets).indices.tolist()
+
+
+# Preparing a picture -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What the model gets, under which argument, and what the person sees."""
+
+    tensor: Tensor
+    argument: str
+    picture: Picture | None
+    about: dict[str, str]
+
+
+def prepare(model: nn.Module, image: Source, processor: Any = None) -> Prepared:
+    """A picture as the model wants it, and as the person knows it."""
+    argument = image_argument(model)
+    if isinstance(image, Tensor):
+        if processor is not None:
+            raise TypeError(
+                "explain_image: a tensor counts as preprocessed; pass the path or PIL picture with a processor"
+            )
+        x = image[None] if image.dim() == 3 else image
+        if x.dim() != 4 or len(x) != 1 or not x.is_floating_point():
+            raise ValueError(
+                f"image: a tensor of shape {tuple(image.shape)} and {image.dtype}; expected floats [3, H, W] or [1, 3, H, W], "
+                "preprocessed as the model wants it"
+            )
+        return Prepared(x, argument, _as_picture(x[0]), {})
+    picture = open_picture(image)
+    process = as_process(processor) if processor is not None else find_processor(model)
+    x = process(picture)
+    x = x[None] if x.dim() == 3 else x
+    if x.dim() != 4 or len(x) != 1:
+        raise ValueError(f"the processor made a tensor of shape {tuple(x.shape)} of one picture: expected [3, H, W]")
+    seen = seen_part(process, picture.width, picture.height)
+    if seen is not None:
+        return Prepared(x, argument, keep_picture(picture, seen), {})
+    # not a resize, crop or pad: show what the model saw instead of guessing
+    return Prepared(x, argument, _as_picture(x[0]), {"geometry": "as the model saw it"})
+
+
+def image_argument(model: nn.Module) -> str:
+    """The name of the argument that takes pixels."""
+    names = accepted(model)
+    return "pixel_values" if "pixel_values" in names else names[0] if names else "pixel_values"
+
+
+def open_picture(image: Any) -> Any:
+    """A PIL picture in RGB, turned as its camera says."""
+    Image, ImageOps = _pil()
+    if isinstance(image, (str, os.PathLike)):
+        path = Path(image)
+        if not path.is_file():
+            raise FileNotFoundError(f"no picture at {path}")
+        try:
+            with Image.open(path) as opened:
+                return ImageOps.exif_transpose(opened).convert("RGB")
+        except Image.UnidentifiedImageError:
+            raise ValueError(f"{path} is not a picture that Pillow can read") from None
+    if isinstance(image, Image.Image):
+        return ImageOps.exif_transpose(image).convert("RGB")
+    raise TypeError(f"image: expected a path, a PIL picture or a tensor, got {type(image).__name__}")
+
+
+def _pil() -> Any:
+    try:
+        from PIL import Image, ImageOps
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("pictures need Pillow: pip install pillow") from error
+    return Image, ImageOps
+
+
+def keep_picture(picture: Any, seen: tuple[float, float, float, float]) -> Picture:
+    """The picture as a page carries it: smaller if it is very large."""
+    shrink = min(1.0, _SHOWN / max(picture.size))
+    shown = picture
+    if shrink < 1:
+        shown = picture.resize((round(picture.width * shrink), round(picture.height * shrink)))
+    across, down = shown.width / picture.width, shown.height / picture.height
+    out = io.BytesIO()
+    shown.save(out, "JPEG", quality=90, optimize=True)
+    left, top, right, bottom = seen
+    return Picture(
+        out.getvalue(),
+        "image/jpeg",
+        shown.width,
+        shown.height,
+        (left * across, top * down, right * across, bottom * down),
+    )
+
+
+def _as_picture(x: Tensor) -> Picture | None:
+    """What the model saw, made visible: each tensor stretched to the range of a picture."""
+    if x.shape[0] not in (1, 3):
+        return None
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        return None
+    x = x.detach().float().cpu()
+    low, high = x.amin((1, 2), keepdim=True), x.amax((1, 2), keepdim=True)
+    pixels = ((x - low) / (high - low).clamp_min(1e-6) * 255).round().to(torch.uint8)
+    pixels = pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous()
+    out = io.BytesIO()
+    Image.fromarray(pixels.numpy()).save(out, "PNG", optimize=True)
+    height, width = pixels.shape[:2]
+    return Picture(out.getvalue(), "image/png", width, height, (0.0, 0.0, float(width), float(height)))
+
+
+# Preprocessing and class names that models bring along ---------------------------------------------------------------
+
+
+def as_process(processor: Any) -> Process:
+    """A function from a PIL picture to a tensor, of whatever was given."""
+    image_processor = getattr(processor, "image_processor", processor)  # of a processor for several modalities
+    if type(image_processor).__module__.startswith("transformers"):
+
+        def through(picture: Any) -> Tensor:
+            return torch.as_tensor(image_processor(images=picture, return_tensors="pt")["pixel_values"]).float()
+
+        return through
+    if not callable(processor):
+        raise TypeError(
+            f"processor: expected a function from a PIL picture to a tensor, got {type(processor).__name__}"
+        )
+
+    def checked(picture: Any) -> Tensor:
+        made = processor(picture)
+        if not isinstance(made, Tensor) or not made.is_floating_point():
+            raise TypeError(f"the processor returned {type(made).__name__}: expected a float tensor [3, H, W]")
+        return made
+
+    return checked
+
+
+def find_processor(model: nn.Module) -> Process:
+    """The model's own preprocessing, where it says which."""
+    if getattr(model, "pretrained_cfg", None):  # timm
+        from timm.data import create_transform, resolve_data_config
+
+        return as_process(create_transform(**resolve_data_config({}, model=model), is_training=False))
+    name = getattr(getattr(model, "config", None), "_name_or_path", "")
+    if name and type(model).__module__.startswith("transformers"):
+        from transformers import AutoImageProcessor
+
+        try:
+            return as_process(AutoImageProcessor.from_pretrained(name))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"no image processor was found beside {name!r} ({error}): pass processor=") from None
+    weights = torchvision_weights(model)
+    hint = ""
+    if weights is not None:
+        hint = f" For torchvision: processor=torchvision.models.get_model_weights({weights!r}).DEFAULT.transforms()."
+    raise ValueError(
+        f"{type(model).__name__} does not say how pictures are prepared for it. Pass processor=, a function from a PIL "
+        f"picture to a tensor (or a transformers image processor), or a tensor that is already prepared.{hint}"
+    )
+
+
+def torchvision_weights(model: nn.Module) -> str | None:
+    """The name under which torchvision lists this model's family, if it is one of torchvision's."""
+    if not type(model).__module__.startswith("torchvision.models"):
+        return None
+    return type(model).__module__.rsplit(".", 1)[-1]
+
+
+def class_names(model: nn.Module, classes: Sequence[str] | Mapping[int, str] | None = None) -> dict[int, str]:
+    """Names of the classes: given, or the model's own; empty if it has none."""
+    if classes is not None:
+        if isinstance(classes, str):
+            raise TypeError("classes: expected a list of names, got one string")
+        return {int(i): str(n) for i, n in (classes.items() if isinstance(classes, Mapping) else enumerate(classes))}
+    known = getattr(getattr(model, "config", None), "id2label", None)
+    if known:
+        return {int(i): str(name) for i, name in known.items()}
+    listed = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
+    return dict(enumerate(listed)) if listed else {}
