@@ -19,6 +19,7 @@ from .step import Step
 def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
     first = patterns.first_layers(graph)
     foldable = patterns.folded_batch_norms(graph)
+    added = patterns.added_biases(graph)
     nonnegative = patterns.nonnegative(graph)
     attributes = dict(graph.attributes)
     _refuse_unmatched_modules(graph, preset)
@@ -59,6 +60,7 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
         fold = foldable.get(node) if isinstance(rule, LinearRule) and rule.folds else None
         if fold is not None:
             relays[fold] = node
+        sum_ = added.get(node) if fold is None and isinstance(rule, LinearRule) and rule.folds else None
         steps[node] = Step(
             node=node,
             name=name,
@@ -70,11 +72,15 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             homogeneous=_is_homogeneous(graph, node, kind, op, live, absent),
             signal=signal,
             fold=fold,
-            has_bias=has_bias or fold is not None,
+            added=sum_,
+            has_bias=has_bias or fold is not None or sum_ is not None,
             nonnegative=op.linear is not None and any(edges[i] in nonnegative for i in live if i in op.linear.factors),
         )
     for batch_norm in relays:
         steps[batch_norm] = replace(steps[batch_norm], rule=Relay())
+    for step in list(steps.values()):
+        if step.added is not None:  # the sum belongs to the map, whose rule knows of the bias
+            steps[step.added[0]] = replace(steps[step.added[0]], rule=Gradient())
     return steps
 
 
@@ -189,7 +195,7 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
             user not in unreached and i not in blocked[user] for user, i in positions.get(node, ())
         ):
             unreached.add(node)  # nothing arrives, so nothing has to be known
-            step = replace(step, rule=Gradient(), fold=None)
+            step = replace(step, rule=Gradient(), fold=None, added=None)
         blocked[node] = frozenset(step.rule.blocks(step))
         rule = step.rule
         if form[node] == "R" and step.kind is Kind.SCALE and isinstance(rule, Gradient):

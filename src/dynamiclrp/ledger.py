@@ -149,7 +149,7 @@ def _reasons(
     if isinstance(step.rule, Nothing):
         return {"blocked": amount}
     if isinstance(step.rule, LinearRule):
-        if not step.has_bias or step.fold is not None or u is None:
+        if not step.has_bias or step.top != step.node or u is None:
             return {"bias" if step.has_bias else "stabiliser": amount}
         output = values.peek(value_key((step.node, 0)))
         small = float((torch.where(output < 0, -step.rule.eps, step.rule.eps) * u).double().sum())

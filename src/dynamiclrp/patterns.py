@@ -201,6 +201,39 @@ def folded_batch_norms(graph: Graph) -> dict[int, int]:
     return pairs
 
 
+def added_biases(graph: Graph) -> dict[int, tuple[int, int]]:
+    """{linear map: (sum, position of the bias)} where a parameter is added to the map's output and nothing else uses it.
+
+    torch writes a linear layer as one node or as a product and a sum, depending on the strides of its input: a batch of
+    one may differ from a batch of two.
+    """
+    pairs = {}
+    for node in range(len(graph)):
+        if graph.name(node) != "Add" or not graph.runs[node] or len(graph.edges[node]) != 2:
+            continue
+        live = live_operands(graph, node)
+        other = graph.edges[node][1 - live[0]]
+        if len(live) != 1 or other is None or _kind(graph, other[0]) is not Kind.LEAF:
+            continue
+        ref = graph.operand(node, live[0])
+        while graph.name(ref[0]) in _RESHAPES and _is_private(graph, ref):
+            ref = graph.operand(ref[0], 0)
+        op = OPS.get(graph.types[ref[0]].__name__)
+        if op is None or op.linear is None or op.linear.bias is not None or not _is_private(graph, ref):
+            continue
+        if sum(i in op.linear.factors for i in live_operands(graph, ref[0])) == 1:
+            pairs[ref[0]] = (node, 1 - live[0])
+    return pairs
+
+
+_RESHAPES = frozenset({"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"})
+
+
+def _is_private(graph: Graph, ref: Ref) -> bool:
+    """Is the tensor used once, and asked for by nobody?"""
+    return len(graph.consumers[ref]) == 1 and ref not in graph.ends and ref not in graph.outputs
+
+
 def _kind(graph: Graph, node: int) -> Kind | None:
     op = OPS.get(graph.types[node].__name__)
     return op.kind if op else None

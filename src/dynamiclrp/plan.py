@@ -214,6 +214,8 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
     for position in positions:
         if position == OUT:
             places[OUT] = _output(graph, step, forms)
+        elif position == FOLD_BIAS and step.added is not None:
+            places[FOLD_BIAS] = operand_key(graph, *step.added)
         elif position == FOLD_BIAS or (step.fold is not None and position == step.bias):
             assert step.fold is not None
             places[FOLD_BIAS] = operand_key(graph, step.fold, 2)
@@ -226,10 +228,10 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
 
 
 def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
-    node = step.fold if step.fold is not None else step.node
+    node = step.top
     if _is_rectified(graph, step, forms):
         return value_key((graph.consumers[(node, 0)][0][0], 0))
-    if step.fold is None and step.op.result is not None:
+    if node == step.node and step.op.result is not None:
         return step.op.result
     return value_key((node, 0))
 
@@ -238,7 +240,7 @@ def _is_rectified(graph: Graph, step: Step, forms: dict[int, str]) -> bool:
     """Is a rectifier the only consumer? No relevance arrives where it is shut, and where it is open the values agree."""
     if not isinstance(step.rule, (LinearRule, Relay)):
         return False
-    node = step.fold if step.fold is not None else step.node
+    node = step.top
     users = graph.consumers.get((node, 0), [])
     if len(users) != 1 or (node, 0) in graph.outputs or forms[node] != "s":
         return False

@@ -146,8 +146,9 @@ class Here:
 
     @cached_property
     def output(self) -> Tensor:
-        """The node's output (of the folded batch norm, where there is one)."""
-        return self._value(OUT)
+        """The node's output (of the folded batch norm or the sum that adds the bias, where there is one)."""
+        value = self._value(OUT)
+        return value if self.step.added is None else value.reshape(self.saved.shape)
 
     def operand(self, position: int) -> Tensor:
         if position not in self._operands:
@@ -203,6 +204,8 @@ class Here:
         """What the map adds, one number per output channel (or a tensor of the output's shape)."""
         linear = self.op.linear
         assert linear is not None
+        if self.step.added is not None:
+            return self._added_bias()
         own = self.operand(self.step.bias) if linear.bias in self.step.places else None
         if own is not None and linear.factor(self.saved) != 1:
             own = own * linear.factor(self.saved)
@@ -213,6 +216,17 @@ class Here:
         shift = self._value(FOLD_BIAS)
         own = -mean * scale if own is None else (own - mean) * scale
         return own if shift is None else own + shift
+
+    def _added_bias(self) -> Tensor:
+        """What the sum above adds, broadcastable to the map's own output."""
+        assert self.step.added is not None
+        node, position = self.step.added
+        bias, shape = self._value(FOLD_BIAS), self.saved.shape
+        factor = self._values.graph.op(node).weights(self._values.saved(node))[position]
+        bias = bias if factor == 1 else bias * factor
+        if bias.dim() <= 1 and bias.shape[-1:] == shape[-1:]:
+            return bias
+        return bias.expand(output_shape(self._values.graph.handles[node], 0)).reshape(shape)
 
     @cached_property
     def bias(self) -> Tensor:

@@ -12,7 +12,7 @@ from .rules import Rule
 
 # Where a step finds a value: the name of an attribute of its own node, or a promised value.
 Place = str | Key
-FOLD_BIAS = -2  # the shift of a batch norm that is folded into the linear map below it
+FOLD_BIAS = -2  # what another node adds to a linear map: a batch norm that is folded into it, or a sum
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Step:
     homogeneous: bool  # its own backward hands down all that arrives
     signal: int | None = None  # the operand that takes all, where others are gates or statistics
     fold: int | None = None  # the batch norm that counts as part of this linear map
+    added: tuple[int, int] | None = (
+        None  # the sum above this linear map that adds its bias, and the bias' position there
+    )
     has_bias: bool = False
     nonnegative: bool = False  # the live factor of a linear map cannot be negative
     rectified: bool = False  # the output is taken from the rectifier above: it equals it where relevance arrives
@@ -36,6 +39,11 @@ class Step:
     convert: bool = False  # what arrives is R, and the rule wants s
     multiply: tuple[int, ...] = ()  # operands to which R must be delivered where the rule delivers s
     places: Mapping[int, Place] = field(default_factory=dict)
+
+    @property
+    def top(self) -> int:
+        """The node whose output counts as this one's: of a folded batch norm, or of the sum that adds the bias."""
+        return self.fold if self.fold is not None else self.added[0] if self.added is not None else self.node
 
     def needs(self, position: int) -> bool:
         return position in self.places
