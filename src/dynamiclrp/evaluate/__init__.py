@@ -15,7 +15,7 @@ from .comparison import Comparison
 from .conservation import Conservation, conservation
 from .cost import Cost, cost
 from .fills import Blur, Fill, Mean, Token, Zero
-from .methods import Function, Method, Ours, Random, find_method
+from .methods import Function, Method, Ours, Random, find_method, relevance_of
 from .metrics import ERASER_BINS, METRICS, PAPER_SCALE, Interval, bootstrap, paired_difference
 from .perturb import Curves, perturb
 from .quantus import quantus_explain
@@ -61,6 +61,7 @@ __all__ = [
     "perturb",
     "quantus_explain",
     "randomisation",
+    "relevance_of",
     "span_agreement",
     "span_iou",
     "spearman",

@@ -126,13 +126,10 @@ class Zennit(Method):
         self.composite, self.arguments = composite, arguments
         shown = f"({', '.join(f'{k}={v}' for k, v in arguments.items())})" if arguments else ""
         self.name = name or f"zennit:{composite}{shown}"
-        composites = need("zennit.composites", "zennit")
-        if not hasattr(composites, composite):
-            known = [
-                n
-                for n in vars(composites)
-                if n[0].isupper() and n.startswith(("Epsilon", "Excitation", "Guided", "Deconv"))
-            ]
+        base = need("zennit.core", "zennit").Composite
+        kinds = vars(need("zennit.composites", "zennit"))
+        known = [n for n, c in kinds.items() if isinstance(c, type) and issubclass(c, base) and "Composite" not in n]
+        if composite not in known:
             raise EvaluationError(f"zennit has no composite {composite!r}. Known: {', '.join(known)}")
         if composite == "EpsilonGammaBox" and not {"low", "high"} <= set(arguments):
             raise EvaluationError(

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from ..explain import Explainer
 from .methods import Ours, explained_score, find_methods
 from .metrics import Interval, bootstrap
-from .perturb import read_targets
-from .subject import PLAIN, Inputs, Subject
+from .subject import PLAIN, Inputs, Subject, read_targets
 
 
 @dataclass(frozen=True, eq=False)

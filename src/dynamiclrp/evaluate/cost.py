@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ..timing import measure
 from .methods import Scores, find_methods
-from .perturb import read_targets
-from .subject import Inputs, Subject
+from .subject import Inputs, Subject, read_targets
 
 FLOOR = "gradient x input"
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import EvaluationError
-from .perturb import read_targets
-from .subject import Inputs, Subject
+from .subject import Inputs, Subject, read_targets
 
 
 @dataclass(frozen=True, eq=False)

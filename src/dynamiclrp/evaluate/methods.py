@@ -18,7 +18,7 @@ from ..explain import Explainer
 from ..presets import PRESETS, Preset
 from ..presets import preset as find_preset
 from ..targets import unwrap
-from .subject import PLAIN, Inputs, Subject
+from .subject import PLAIN, Inputs, Subject, read_targets
 
 
 class Method:
@@ -136,6 +136,21 @@ def find_method(method: Any, name: str | None = None) -> Method:
     raise EvaluationError(
         f"method {method!r:.80}: expected a name, a Preset, or a function (model, inputs, targets) -> relevance"
     )
+
+
+def relevance_of(
+    method: Any, model: Callable[..., Any], inputs: Any, targets: Any = None, *, embedding: str | None = None
+) -> Tensor:
+    """Relevance of a batch by any method, rows first: of float inputs in their shape, of token ids one number each.
+
+    >>> import torch
+    >>> relevance_of("captum:Saliency", torch.nn.Linear(4, 2), torch.randn(3, 4)).shape
+    torch.Size([3, 4])
+    """
+    subject = Subject(model, embedding=embedding)
+    batch = subject.read(inputs)
+    wanted = subject.predict(batch) if targets is None else read_targets(targets, len(batch))
+    return find_method(method).relevance(subject, batch, wanted, range(len(batch)))
 
 
 def find_methods(methods: Any) -> list[Method]:

@@ -18,7 +18,7 @@ from ..errors import EvaluationError
 from .fills import Fill, find_fill
 from .metrics import METRICS, Interval, bootstrap, on_grid
 from .progress import Progress
-from .subject import Inputs, Measure, Subject, warn_training
+from .subject import Inputs, Measure, Subject, read_targets, warn_training
 from .units import Layout, Unit, find_unit
 
 STEPS = 50  # of a curve, where the user does not say how many units go at once
@@ -224,17 +224,3 @@ def perturb(
 def tie_seed(seed: int, row: int) -> int:
     """A seed for one row, so that its result does not depend on the batch it is in."""
     return (seed * 1_000_003 + row) % 2**63
-
-
-def read_targets(targets: Any, rows: int) -> Tensor:
-    """One class per row, or a pair (start and end of a span; position and token)."""
-    found = torch.as_tensor(targets)
-    if found.is_floating_point() or found.dtype == torch.bool or found.dim() > 2:
-        raise EvaluationError(
-            f"targets {found.dtype} of shape {tuple(found.shape)}: expected integers, one or a pair per row"
-        )
-    if found.dim() == 0:
-        found = found.expand(rows)
-    if len(found) != rows:
-        raise EvaluationError(f"{len(found)} targets for {rows} inputs: expected one per row")
-    return found.long()

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from .methods import find_method
-from .perturb import read_targets
-from .subject import Subject
+from .subject import Subject, read_targets
 
 
 def quantus_explain(method: Any = "attnlrp") -> Callable[..., Any]:

@@ -97,6 +97,20 @@ def read_inputs(raw: Any, name: str | None = None) -> Inputs:
     return Inputs(values, name)
 
 
+def read_targets(targets: Any, rows: int) -> Tensor:
+    """One class per row, or a pair (start and end of a span; position and token)."""
+    found = torch.as_tensor(targets)
+    if found.is_floating_point() or found.dtype == torch.bool or found.dim() > 2:
+        raise EvaluationError(
+            f"targets {found.dtype} of shape {tuple(found.shape)}: expected integers, one or a pair per row"
+        )
+    if found.dim() == 0:
+        found = found.expand(rows)
+    if len(found) != rows:
+        raise EvaluationError(f"{len(found)} targets for {rows} inputs: expected one per row")
+    return found.long()
+
+
 class Subject:
     """A model with the way it is asked.
 
