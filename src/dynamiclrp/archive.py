@@ -24,6 +24,7 @@ from .attribution import Account, Answer, Attribution, Viewable
 from .presets import Preset
 
 _KEY, _VERSION = "dynamiclrp", 1
+_DENSE = 1024  # elements, below which every tensor is kept as it is
 
 
 def write_whole(path: str | PathLike[str], data: bytes) -> None:
@@ -104,6 +105,11 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str, classes: Mapping[st
     if isinstance(value, float):
         return {"float": value.hex()} if value != value or value in (float("inf"), float("-inf")) else value
     if isinstance(value, Tensor):
+        flat = value.detach().cpu().flatten()
+        places = flat.nonzero()[:, 0]
+        if flat.numel() > _DENSE and 20 * len(places) < flat.numel():  # a seed is zero nearly everywhere
+            tensors[f"{name}.places"], tensors[f"{name}.values"] = places, flat[places].clone()
+            return {"sparse": [name, list(value.shape)]}
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": name}
     if isinstance(value, bytes):
@@ -151,6 +157,11 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, typ
     match tag:
         case "tensor":
             return tensors[inner]
+        case "sparse":
+            values = tensors[f"{inner[0]}.values"]
+            whole = torch.zeros(inner[1], dtype=values.dtype)
+            whole.view(-1)[tensors[f"{inner[0]}.places"]] = values
+            return whole
         case "bytes":
             return bytes(tensors[inner].numpy())
         case "tuple":

@@ -217,7 +217,7 @@ class Attribution(Viewable):
             case Tokens():
                 spans = medium.words() if words else [(i, i + 1) for i in range(len(medium.pieces))]
                 return [
-                    part((a, b) if words else a, medium.text(a, b).strip() or "␣", values[a:b].sum())
+                    part((a, b) if words else a, medium.label(a, b), values[a:b].sum())
                     for a, b in spans
                     if medium.kinds[a] != PADDING or bool(values[a:b].any())
                 ]

@@ -37,7 +37,7 @@ class Generation(Viewable):
 
     matrix: Tensor  # [generated, context], float32
     context: Tokens
-    generated: tuple[str, ...]
+    said: Tokens  # what was generated
     start: int
     scores: Tensor  # [generated], what was explained: logits, or differences of them
     probabilities: Tensor  # [generated]
@@ -52,12 +52,17 @@ class Generation(Viewable):
         return self.context.pieces
 
     @property
+    def generated(self) -> tuple[str, ...]:
+        """The generated pieces."""
+        return self.said.pieces
+
+    @property
     def text(self) -> str:
         """What was generated."""
         return "".join(self.generated)
 
     def __len__(self) -> int:
-        return len(self.generated)
+        return len(self.said.pieces)
 
     def __getitem__(self, i: int) -> Attribution:
         """Generated token i, as an attribution of its own."""
@@ -75,7 +80,7 @@ class Generation(Viewable):
             plan=None,
             preset=self.preset,
             media={"context": (Tokens(self.context.pieces[:stop], self.context.kinds[:stop]),)},
-            answers=(Answer(self.generated[i].strip() or "␣", float(self.probabilities[i]), contrast),),
+            answers=(Answer(self.said.label(i), float(self.probabilities[i]), contrast),),
             about=self.about,
         )
 
@@ -94,20 +99,19 @@ class Generation(Viewable):
         A generated word's score is the sum of its tokens' scores.
         """
         columns = self.context.words()
-        kinds = [""] * len(self.generated)
-        rows = Tokens.of(self.generated, kinds).words()
+        rows = self.said.words()
         summed = torch.stack([self.matrix[:, a:b].sum(1) for a, b in columns], 1)
         summed = torch.stack([summed[a:b].sum(0) for a, b in rows])
         return (
             summed,
-            ["".join(self.generated[a:b]).strip() for a, b in rows],
-            [self.context.text(a, b).strip() for a, b in columns],
+            [self.said.label(a, b) for a, b in rows],
+            [self.context.label(a, b) for a, b in columns],
         )
 
     def to_pandas(self) -> Any:
         """A DataFrame with one line per generated token and context token before it."""
         parts = [
-            Part("context", i, j, self.context.pieces[j].strip() or "␣", float(self.matrix[i, j]))
+            Part("context", i, j, self.context.label(j), float(self.matrix[i, j]))
             for i in range(len(self))
             for j in range(self.start + i)
         ]
@@ -277,7 +281,7 @@ def _explain(
     return Generation(
         matrix=matrix,
         context=Tokens(context.pieces[:cut], context.kinds[:cut]),
-        generated=context.pieces[start:],
+        said=Tokens(context.pieces[start:], context.kinds[start:]),
         start=start,
         scores=scored.scores,
         probabilities=scored.probabilities,

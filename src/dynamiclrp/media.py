@@ -64,6 +64,19 @@ class Tokens:
     def text(self, start: int, stop: int) -> str:
         return "".join(self.pieces[start:stop])
 
+    def label(self, start: int, stop: int | None = None) -> str:
+        """A token, or the tokens up to `stop`, as a name in lists and tables."""
+        return readable(self.text(start, start + 1 if stop is None else stop))
+
+
+def readable(piece: str) -> str:
+    """A piece of text without its outer spaces, with what cannot be seen made visible.
+
+    >>> readable(" oven"), readable("\\n"), readable(" "), readable("")
+    ('oven', '⏎', '␣', '·')
+    """
+    return piece.strip(" ").replace("\n", "⏎") or ("␣" if piece else "·")
+
 
 def _class(character: str) -> str:
     """Letters and digits go together (and apostrophes: don't is one word), signs with signs."""

@@ -123,7 +123,7 @@ class _Ask:
         return score.reshape(1)
 
     def _word(self, index: int) -> str:
-        return read_tokens(self.tokenizer, [index]).pieces[0].strip() or "␣"
+        return read_tokens(self.tokenizer, [index]).label(0)
 
     def _fit(self, scores: Tensor) -> Tensor:
         index = int(scores.argmax()) if self.target is None else self._text(self.target, len(scores))

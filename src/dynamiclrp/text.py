@@ -190,7 +190,7 @@ class _Task:
         return int(logits.argmax()) if wanted is None else token_id(self.tokenizer, wanted, size)
 
     def _label(self, index: int) -> str:
-        return read_tokens(self.tokenizer, [index]).pieces[0].strip() or "␣"
+        return read_tokens(self.tokenizer, [index]).label(0)
 
     def _probability(self, logits: Tensor, index: int) -> float | None:
         return float(logits.detach().float().softmax(-1)[index])
@@ -350,7 +350,7 @@ class _Span(_Task):
         return score
 
     def _text(self, start: int, end: int, row: int) -> str:
-        return self.encoded.tokens[row].text(start, end + 1).strip() or "␣"
+        return self.encoded.tokens[row].label(start, end + 1)
 
     def _context(self, row: int) -> list[int]:
         of = self.encoded.segments[row]

@@ -114,11 +114,10 @@ def tokens_data(tokens: Tokens) -> dict[str, Any]:
 
 
 def generation_data(g: Generation) -> dict[str, Any]:
-    rows = Tokens.of(g.generated).words()
     return {
         **tokens_data(g.context),
         "generated": list(g.generated),
-        "rows": [start for start, _ in rows],
+        "said": list(g.said.kinds),
         "start": g.start,
         "scores": g.scores.tolist(),
         "probabilities": g.probabilities.tolist(),

@@ -10,7 +10,7 @@ import torch
 from ..attribution import Attribution, Viewable, sinks, time_line
 from ..comparison import Comparison
 from ..generation import Generation
-from ..media import PADDING, Picture, Sound, Tokens
+from ..media import PADDING, Picture, Sound, Tokens, readable
 from .account import number, percent
 from .colours import palette as find_palette
 
@@ -192,7 +192,7 @@ def _matrix(axis: Any, g: Generation, colours: _Colours, words: bool) -> None:
     if words:
         matrix, rows, columns = g.words()
     else:
-        matrix, rows, columns = g.matrix, [p.strip() for p in g.generated], [p.strip() for p in g.context.pieces]
+        matrix, rows, columns = g.matrix, [readable(p) for p in g.generated], [readable(p) for p in g.tokens]
     plain = (
         [j for j, kind in enumerate(g.context.kinds) if kind not in ("special", PADDING, "first")]
         if not words
@@ -202,10 +202,10 @@ def _matrix(axis: Any, g: Generation, colours: _Colours, words: bool) -> None:
     shown = matrix / torch.where(full == 0, 1, full)
     drawn = axis.imshow(shown.clamp(-1, 1), cmap=colours.map, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
     if len(columns) <= 80:
-        axis.set_xticks(range(len(columns)), [c.replace("\n", "⏎")[:14] for c in columns], rotation=90, fontsize=7)
+        axis.set_xticks(range(len(columns)), [c[:14] for c in columns], rotation=90, fontsize=7)
         axis.xaxis.tick_top()
     if len(rows) <= 80:
-        axis.set_yticks(range(len(rows)), [r.replace("\n", "⏎")[:14] or "␣" for r in rows], fontsize=8)
+        axis.set_yticks(range(len(rows)), [r[:14] for r in rows], fontsize=8)
     axis.tick_params(length=0)
     axis.set_xlabel("context")
     axis.set_ylabel("generated")

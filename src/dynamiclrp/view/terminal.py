@@ -7,7 +7,7 @@ from typing import Any
 from ..attribution import Account, Attribution, Viewable, sinks
 from ..comparison import Comparison
 from ..generation import Generation
-from ..media import PADDING, Tokens
+from ..media import PADDING, Tokens, readable
 from .account import number, percent
 from .colours import PALETTES
 
@@ -43,7 +43,7 @@ def plain(result: Viewable) -> list[str]:
     if isinstance(result, Generation):
         for i, piece in enumerate(result.generated):
             top = ", ".join(f"{p.label} {number(p.relevance)}" for p in result.top(i, 4))
-            lines.append(f"  {piece.strip() or '␣':16} {percent(float(result.probabilities[i])):>7}  {top}")
+            lines.append(f"  {readable(piece):16} {percent(float(result.probabilities[i])):>7}  {top}")
         return lines
     attributions = result.parts.items() if isinstance(result, Comparison) else [("", result)]
     for label, a in attributions:
@@ -56,7 +56,8 @@ def plain(result: Viewable) -> list[str]:
 
 def account_line(account: Account) -> str:
     """An account in one line."""
-    kept = [f"kept by {name} {number(value)}" for name, value in account.kept.items()]
+    small = 5e-4 * max(abs(account.total), abs(account.delivered))
+    kept = [f"kept by {name} {number(value)}" for name, value in account.kept.items() if abs(value) >= small]
     rest = [f"kept on the way {number(account.residual)}"] if not kept else []
     return f"score {number(account.total)} = reached the inputs {number(account.delivered)} + " + " + ".join(
         kept or rest
@@ -153,5 +154,5 @@ def _generation(g: Generation) -> Any:
             top.append(part.label, style="red" if part.relevance > 0 else "blue")
             top.append(f" {number(part.relevance)}  ", style="dim")
         chance, score = percent(float(g.probabilities[i])), number(float(g.scores[i]))
-        table.add_row(piece.strip().replace("\n", "⏎") or "␣", chance, score, top)
+        table.add_row(readable(piece), chance, score, top)
     return Group(Text(g.text.strip(), style="bold"), table)

@@ -114,12 +114,12 @@
       return { text: input.pieces.slice(start, stop).join(""), kind: input.kinds[start], value, start };
     });
   };
-  const strip = (shown, apart, all) => {
+  const strip = (shown, apart, all, most = 4) => {
     const total = all.reduce((sum, v) => sum + Math.abs(v), 0);
     const own = shown.filter((_, i) => apart[i]);
     if (!own.length || !total) return null;
     const share = own.reduce((sum, u) => sum + Math.abs(u.value), 0) / total;
-    const top = [...own].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, 4);
+    const top = [...own].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, most);
     const names = top.map((u) => element("span", {}, element("b", {}, visible(u.text)), ` ${signed(u.value)}`));
     const what = own.every((u) => u.kind === "first") ? "The first token holds" : own.some((u) => u.kind === "first") ? "Special and first tokens hold" : own.length > 1 ? "Special tokens hold" : "A special token holds";
     return element("div", { class: "apart-strip" }, element("span", {}, `${what} ${percent(share)} of all relevance`),
@@ -170,8 +170,12 @@
     const pos = hue("--pos"), neg = hue("--neg");
     for (let i = 0; i < values.length; i++) {
       const strength = Math.min(1, Math.abs(values[i]) / full), colour = values[i] >= 0 ? pos : neg;
+      const at = 4 * i;
+      pixels.data[at] = colour[0];
+      pixels.data[at + 1] = colour[1];
+      pixels.data[at + 2] = colour[2];
       // a square root would shout about noise, a straight line would hide the middle: 0.8 reads best over a photo
-      pixels.data.set([colour[0], colour[1], colour[2], Math.round(255 * strength ** 0.8)], 4 * i);
+      pixels.data[at + 3] = 255 * strength ** 0.8;
     }
     context.putImageData(pixels, 0, 0);
   };
@@ -304,9 +308,13 @@
   const drawGeneration = (g) => {
     const matrix = unpack(g.matrix), columns = matrix.columns, count = g.generated.length;
     const reach = (i) => g.start + i;
+    const own = (j) => (j < g.start ? g.kinds[j] : g.said[j - g.start]) === "special";
     const row = (i) => matrix.values.subarray(i * columns, i * columns + reach(i));
     const context = $("context"), generated = $("generated"), chosen = $("chosen");
-    let scale = "token", held = null, over = { row: 0 };
+    let scale = "token", held = null;
+    // begin at a token that says something: the longest
+    const first = g.generated.reduce((best, piece, i) => (g.said[i] !== "special" && piece.trim().length > g.generated[best].trim().length ? i : best), 0);
+    let over = { row: first };
     const all = largest(Array.from({ length: count }, (_, i) => {
       const values = Array.from(row(i)), apart = setApart(g.kinds.slice(0, reach(i)), values);
       return largest(values.filter((_, j) => !apart[j]));
@@ -320,13 +328,13 @@
         span.id = `t${step}`;
         span.setAttribute("role", "option");
         span.setAttribute("aria-selected", "false");
-        span.tabIndex = step === 0 ? 0 : -1;
+        span.tabIndex = step === first ? 0 : -1;
       }
       spans.push(span);
       return span;
     };
     g.pieces.slice(0, g.start).forEach((piece, i) => context.append(token(piece, g.kinds[i], i)));
-    g.generated.forEach((piece, i) => generated.append(token(piece, g.start + i < columns ? g.kinds[g.start + i] : "", g.start + i)));
+    g.generated.forEach((piece, i) => generated.append(token(piece, g.said[i], g.start + i)));
     if (g.start > 400) context.classList.add("long");
     if (count > 400) generated.classList.add("long");
 
@@ -351,7 +359,7 @@
       spans.forEach((span, j) => {
         while (k + 1 < shown.length && shown[k + 1].start <= j) k++;
         colour(span, j < stop ? shown[k].value : 0, full);
-        span.classList.toggle("apart", j < stop ? apart[j] : g.kinds[j] === "special");
+        span.classList.toggle("apart", j < stop ? apart[j] : own(j));
         span.classList.toggle("later", j > stop);
         span.classList.toggle("chosen", j === stop);
         span.classList.toggle("held", false);
@@ -360,12 +368,12 @@
       const total = values.reduce((sum, v) => sum + v, 0);
       const against = g.contrasts.length ? ` rather than “${visible(g.contrasts[i])}”` : "";
       const others = g.alternatives[i].map(([piece, p]) => `${visible(piece)} ${percent(p)}`).join(" · ");
-      const own = strip(shown, marks, shown.map((u) => u.value));
+      const aside = strip(shown, marks, shown.map((u) => u.value), 2);
       chosen.replaceChildren(
         element("p", { class: "step" }, `token ${i + 1} of ${count}${held ? ", held" : ""}`),
         element("h2", {}, visible(g.generated[i])),
         element("p", { class: "step" }, `${percent(g.probabilities[i])} · ${g.contrasts.length ? "lead" : "score"} ${number(g.scores[i])}${against} · ${number(total)} of it reached the context`),
-        ...(own ? [own] : []), list(shown.filter((_, k) => !marks[k]).map((u) => ({ ...u, index: u.start })), "token"),
+        ...(aside ? [aside] : []), list(shown.filter((_, k) => !marks[k]).map((u) => ({ ...u, index: u.start })), "token"),
         element("p", { class: "others" }, `likeliest here: ${others}`));
     };
     const showColumn = (j) => {
@@ -376,7 +384,7 @@
       spans.forEach((span, k) => {
         colour(span, values.get(k) || 0, full);
         span.classList.toggle("later", false);
-        span.classList.toggle("apart", g.kinds[k] === "special");
+        span.classList.toggle("apart", own(k));
         span.classList.toggle("chosen", k === j);
         span.classList.toggle("held", false);
       });
@@ -385,30 +393,43 @@
         element("h2", {}, visible(g.pieces[j])), list(led, "generated token"));
     };
 
-    const canvas = $("matrix").querySelector("canvas");
+    // The matrix: a pixel per cell on a canvas, labels where there is room for them, a frame around what is chosen.
+    const plate = $("matrix"), canvas = plate.querySelector("canvas"), frame = element("div", { class: "frame" });
+    const labelled = columns <= 110 && count <= 90;
+    const labels = element("div", { class: "labels", "aria-hidden": "true" });
+    const rowLabels = [], columnLabels = [];
+    plate.append(labels, frame);
+    if (labelled) {
+      g.generated.forEach((piece) => rowLabels.push(element("span", { class: "row-label" }, visible(piece))));
+      g.pieces.forEach((piece) => columnLabels.push(element("span", { class: "column-label" }, visible(piece))));
+      labels.append(...rowLabels, ...columnLabels);
+    }
+    let cell = { x: 1, y: 1, left: 0, top: 0 };
     const size = () => {
-      const wide = $("matrix").clientWidth || 900;
-      const x = Math.max(1, Math.min(14, wide / columns)), y = Math.max(2, Math.min(14, 560 / count));
-      canvas.style.width = `${columns * x}px`;
-      canvas.style.height = `${count * y}px`;
+      const left = labelled ? 104 : 0, top = labelled ? 96 : 0, wide = (plate.clientWidth || 900) - left - 4;
+      const x = labelled ? Math.max(11, Math.min(26, wide / columns)) : Math.max(0.5, wide / columns);
+      const y = labelled ? Math.max(13, Math.min(22, x)) : Math.max(1.5, Math.min(6, 620 / count));
+      cell = { x, y, left, top };
+      Object.assign(canvas.style, { width: `${columns * x}px`, height: `${count * y}px`, marginLeft: `${left}px`, marginTop: `${top}px` });
+      rowLabels.forEach((label, i) => Object.assign(label.style, { top: `${top + i * y}px`, width: `${left - 8}px`, lineHeight: `${y}px` }));
+      columnLabels.forEach((label, j) => Object.assign(label.style, { left: `${left + j * x}px`, width: `${x}px`, height: `${top - 6}px`, lineHeight: `${x}px` }));
     };
     const paintMatrix = () => {
       const values = new Float32Array(count * columns);
       for (let i = 0; i < count; i++) {
-        const own = Array.from(row(i)), apart = setApart(g.kinds.slice(0, reach(i)), own);
-        const full = scale === "all" ? all : largest(own.filter((_, j) => !apart[j])) || 1;
-        own.forEach((v, j) => { values[i * columns + j] = v / full; });
+        const line = Array.from(row(i)), apart = setApart(g.kinds.slice(0, reach(i)), line);
+        const full = scale === "all" ? all : largest(line.filter((_, j) => !apart[j])) || 1;
+        line.forEach((v, j) => { values[i * columns + j] = v / full; });
       }
       paint(canvas, count, columns, values, 1);
-      mark();
     };
-    let picture = null;
     const mark = () => {
-      const draw = canvas.getContext("2d");
-      if (!picture) picture = draw.getImageData(0, 0, columns, count);
-      draw.putImageData(picture, 0, 0);
-      draw.fillStyle = `rgb(${hue("--glow").join(" ")} / 0.2)`;
-      if (over.row !== undefined) { draw.fillRect(0, over.row, reach(over.row), 1); } else draw.fillRect(over.column, Math.max(0, over.column - g.start + 1), 1, count);
+      const { x, y, left, top } = cell;
+      const begin = over.row === undefined ? Math.max(0, over.column - g.start + 1) : over.row;
+      const box = over.row === undefined ? [left + over.column * x, top + begin * y, x, (count - begin) * y] : [left, top + begin * y, reach(begin) * x, y];
+      ["left", "top", "width", "height"].forEach((name, k) => { frame.style[name] = `${box[k]}px`; });
+      rowLabels.forEach((label, i) => label.classList.toggle("on", i === over.row));
+      columnLabels.forEach((label, j) => label.classList.toggle("on", j === over.column));
     };
     const show = (what) => {
       over = what;
@@ -472,8 +493,8 @@
       show({ row: Math.min(count - 1, Math.max(0, (over.row ?? 0) + (event.key === "ArrowDown" ? 1 : -1))) });
     });
     either("scale", [["token", "each token’s own scale"], ["all", "one scale"]], "token", (value) => { scale = value; });
-    addEventListener("resize", size);
-    redraws.push(() => { picture = null; size(); paintMatrix(); show(held || over); });
+    addEventListener("resize", () => { size(); mark(); });
+    redraws.push(() => { size(); paintMatrix(); show(held || over); });
   };
 
   // ---- go ----
@@ -483,7 +504,10 @@
     either("units", [["tokens", "tokens"], ["words", "words"]], "tokens", (value) => { words = value === "words"; });
   }
   if (has("image")) {
-    slider("heat", 0, 1, 0.01, 1, (value) => document.documentElement.style.setProperty("--heat", value));
+    slider("heat", 0, 1, 0.01, 1, (value) => {
+      document.documentElement.style.setProperty("--heat", value);
+      document.documentElement.classList.toggle("bare", value === 0);  // no heat: the photo in its own colours
+    });
     slider("patch", 0, 5, 1, 0, (value) => { patch = 2 ** value; redraw(); }, (value) => `${2 ** value} px`);
     if (page.panels.length > 1) either("scale", [["own", "each its own scale"], ["one", "one scale"]], "own", (value) => { together = value === "one"; });
   }
