@@ -1,0 +1,113 @@
+"""What is compared: each a call without arguments that explains one batch, forward pass included."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dynamiclrp as dlrp
+from dynamiclrp.targets import unwrap
+
+Call = Callable[[], object]
+
+
+def scores(output: Any) -> Tensor:
+    """The largest logit of each row; of outputs token by token, at the last one."""
+    logits = unwrap(output)
+    return (logits[:, -1] if logits.dim() == 3 else logits).amax(-1).sum()
+
+
+def forward(model: nn.Module, inputs: dict[str, Any]) -> Call:
+    def call() -> Any:
+        with torch.no_grad():
+            return model(**inputs)
+
+    return call
+
+
+def gradient(model: nn.Module, inputs: dict[str, Any]) -> Call:
+    """Gradient x input, the floor: one forward, one backward."""
+    floats = {k: v.detach().requires_grad_() for k, v in inputs.items() if isinstance(v, Tensor)}
+
+    def call() -> list[Tensor]:
+        grads = torch.autograd.grad(scores(model(**{**inputs, **floats})), list(floats.values()))
+        return [x.detach() * g for x, g in zip(floats.values(), grads)]
+
+    return call
+
+
+def ours(model: nn.Module, inputs: dict[str, Any], preset: str, cuda_graph: bool = False) -> Call:
+    explainer = dlrp.Explainer(model, preset, cuda_graph=cuda_graph)
+    return lambda: explainer(**inputs)
+
+
+def captured(call: Call) -> Call:
+    """Any call as a CUDA graph, as a user would capture a gradient by hand."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+
+    def replay() -> object:
+        graph.replay()
+        return kept
+
+    return replay
+
+
+def zennit(model: nn.Module, inputs: dict[str, Any], composite: str) -> Call:
+    from zennit.attribution import Gradient
+    from zennit.composites import COMPOSITES
+    from zennit.torchvision import ResNetCanonizer, VGGCanonizer
+
+    x = inputs["x"]
+    canonizer = ResNetCanonizer() if type(model).__name__ == "ResNet" else VGGCanonizer()
+    made = COMPOSITES[composite](canonizers=[canonizer])
+
+    def call() -> Tensor:
+        with Gradient(model, made) as attributor:
+            return attributor(x.detach().requires_grad_(), lambda out: (out == out.amax(-1, keepdim=True)) * out)[1]
+
+    return call
+
+
+def captum_lrp(model: nn.Module, inputs: dict[str, Any]) -> Call:
+    from captum.attr import LRP
+
+    method, x = LRP(model), inputs["x"]
+    target = model(x).argmax(-1)
+    return lambda: method.attribute(x.detach().requires_grad_(), target=target)
+
+
+@contextmanager
+def lxt(path: str, model: nn.Module, inputs: dict[str, Any]) -> Iterator[Call]:
+    """The AttnLRP authors' own patched model. Their patches are put on for a while and taken off again."""
+    from transformers.models.llama import modeling_llama as module
+
+    sys.path.insert(0, path)
+    before = {name: value for name, value in vars(module).items()}
+    forwards = {kind: kind.forward for kind in before.values() if isinstance(kind, type) and "forward" in vars(kind)}
+    dropout = nn.Dropout.forward
+    attention = dict(module.ALL_ATTENTION_FUNCTIONS._global_mapping)
+    try:
+        from lxt.efficient import monkey_patch
+
+        monkey_patch(module)
+        yield gradient(model, inputs)
+    finally:
+        vars(module).update(before)
+        for kind, method in forwards.items():
+            kind.forward = method
+        nn.Dropout.forward = dropout
+        module.ALL_ATTENTION_FUNCTIONS._global_mapping.update(attention)
+        sys.path.remove(path)
