@@ -956,6 +956,11 @@ LIBRARIES = (
     "PSROIAlignFunctionBackward",
     "PSROIPoolFunctionBackward",
     "DeformConv2dFunctionBackward",
+    "SwishAutoFnBackward",
+    "MishAutoFnBackward",
+    "HardSwishAutoFnBackward",
+    "HardMishAutoFnBackward",
+    "HardSigmoidAutoFnBackward",
     "HadaWeightBackward",
     "HadaWeightCPBackward",
 )

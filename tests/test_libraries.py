@@ -1,19 +1,27 @@
-"""Python `autograd.Function`s that popular libraries carry have rows of their own."""
+"""Functions with a backward of their own that popular libraries carry, in Python and in C++, have rows of their own."""
 
 # isort: off
-import oracles  # noqa: F401  mends torchvision before transformers imports it
+import oracles  # noqa: F401  mends torchvision before transformers and timm import it
 
 # isort: on
+import pytest
 import torch
-from torch import nn
+from timm.layers import activations_me
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.bloom.modeling_bloom import GeLUFunction
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
+from transformers.models.sew_d.modeling_sew_d import XSoftmax
+from transformers.models.yoso.modeling_yoso import YosoCumulation
 
 import dynamiclrp as dlrp
+from contract import holds
+from dynamiclrp.capture import cpp_function
+from models import gaussian
+from oracles import error
 
 
-def relevance(function, preset: str) -> torch.Tensor:
+def relevance(function, preset: str) -> Tensor:
     torch.manual_seed(0)
     x = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
     head = nn.Linear(6, 3, dtype=torch.float64)
@@ -52,3 +60,135 @@ def test_a_custom_function_gets_a_row_in_one_line():
             torch.testing.assert_close(relevance(Cube.apply, preset), relevance(lambda x: x**3, preset))
     finally:
         del dlrp.ops.OPS["CubeBackward"]
+
+
+TIMM = {
+    "swish_me": F.silu,
+    "mish_me": F.mish,
+    "hard_swish_me": F.hardswish,
+    "hard_sigmoid_me": F.hardsigmoid,
+    "hard_mish_me": lambda x: x * ((x + 2).clamp(0, 2) / 2),
+}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timms_activations_are_those_of_torch(name):
+    for preset in ("attnlrp", "dynamic", "gamma", "cp-lrp"):
+        expected = relevance(TIMM[name], preset)
+        torch.testing.assert_close(relevance(getattr(activations_me, name), preset), expected, rtol=1e-6, atol=1e-9)
+
+
+MASK = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 0], [1, 0, 1, 1]])
+
+
+class Masked(nn.Module):
+    """Attention with a softmax of its own."""
+
+    def __init__(self, softmax) -> None:
+        super().__init__()
+        self.softmax, self.head = softmax, nn.Linear(6, 3, dtype=torch.float64)
+        nn.init.constant_(self.head.bias, 0.3)
+        self.head.weight.data = gaussian(3, 6, seed=1, dtype=torch.float64)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.head(self.softmax(q @ k.mT) @ v).mean(1)
+
+
+def test_debertas_softmax_is_a_masked_softmax():
+    """One that weighs values, too: under cp-lrp and dynamic it takes nothing."""
+    q, k, v = (gaussian(2, n, 6, seed=n, dtype=torch.float64) for n in (3, 4, 4))
+    plain = Masked(lambda scores: scores.masked_fill(MASK == 0, -torch.inf).softmax(-1))
+    found = holds(Masked(lambda scores: XSoftmax.apply(scores, MASK, -1)), {"q": q, "k": k, "v": v})
+    for preset, relevances in found.items():
+        expected = dlrp.explain(plain, q, k, v, preset=preset).relevances
+        assert error(relevances["v"], expected["v"]) < 1e-9
+        for name in ("q", "k"):
+            if preset in ("cp-lrp", "dynamic"):
+                assert not relevances[name].any() and not expected[name].any()
+            else:
+                assert error(relevances[name], expected[name]) < 1e-9
+
+
+def test_yosos_attention_is_an_attention():
+    """Half of its gradient to the values, a quarter to queries and keys (as its backward has it), as in fused attention."""
+    q, k = (F.normalize(gaussian(2, n, 4, seed=n, dtype=torch.float64), dim=-1) for n in (3, 5))
+    tensors = [t.requires_grad_() for t in (q, k, gaussian(2, 5, 6, seed=9, dtype=torch.float64))]
+    masks = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 5, dtype=torch.float64)
+    y = YosoCumulation.apply(*masks, *tensors, {"hash_code_len": 3})
+    s = gaussian(*y.shape, seed=4, dtype=torch.float64)
+    gradients = torch.autograd.grad(y, tensors, s, retain_graph=True)
+    for preset, parts in (("attnlrp", (0.25, 0.25, 0.5)), ("cp-lrp", (0, 0, 1)), ("dynamic", (0, 0, 0.5))):
+        found = dlrp.relevance(y, tensors, seed=y.detach() * s, preset=preset, retain_graph=True)
+        for x, g, part, r in zip(tensors, gradients, parts, found, strict=True):
+            torch.testing.assert_close(r, part * x.detach() * g, rtol=1e-9, atol=1e-9)
+
+
+# ---------------------------------------------------------------- C++ functions, known by the name that autograd gives them
+
+
+def test_cpp_functions_are_told_apart_by_name():
+    assert cpp_function("torch::autograd::CppNode<vision::ops::(anonymous namespace)::DeformConv2dFunction>") == (
+        "DeformConv2dFunctionBackward"
+    )
+    assert cpp_function("torch::autograd::CppNode<Fused>") == "FusedBackward"
+    assert cpp_function("torch::jit::(anonymous namespace)::DifferentiableGraphBackward") is None
+
+
+def deformed(x: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
+    """A modulated deformable 3x3 convolution (padding 1), sampled tap by tap: the definition, written out."""
+    n, _, h, w = x.shape
+    rows, columns = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
+    total = bias.reshape(1, -1, 1, 1)
+    for tap in range(9):
+        dy, dx = tap // 3 - 1, tap % 3 - 1
+        y_at = rows + dy + offset[:, 2 * tap]
+        x_at = columns + dx + offset[:, 2 * tap + 1]
+        grid = torch.stack([2 * x_at / (w - 1) - 1, 2 * y_at / (h - 1) - 1], -1)
+        sampled = F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=True)
+        total = total + torch.einsum("oc,nchw->nohw", weight[:, :, dy + 1, dx + 1], sampled * mask[:, tap : tap + 1])
+    return total
+
+
+class DeformConv2dFunction(torch.autograd.Function):
+    """Stands for torchvision's C++ function of this name, whose operands it has in the same order."""
+
+    @staticmethod
+    def forward(ctx, x, weight, offset, mask, bias):
+        ctx.save_for_backward(x, weight, offset, mask, bias)
+        return deformed(x, weight, offset, mask, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            given = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+            return torch.autograd.grad(deformed(*given), given, grad)
+
+
+class Deformable(nn.Module):
+    """Offsets and mask come from the picture itself, as in DCNv2."""
+
+    def __init__(self, function, steered: bool = True) -> None:
+        super().__init__()
+        self.function, self.steered = function, steered
+        self.steer, self.head = nn.Conv2d(3, 27, 3, padding=1), nn.Linear(4, 2)
+        self.weight, self.bias = nn.Parameter(gaussian(4, 3, 3, 3, seed=1)), nn.Parameter(gaussian(4, seed=2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        offset, mask = self.steer(x).split([18, 9], 1)
+        offset, mask = offset if self.steered else offset.detach(), mask if self.steered else mask.detach()
+        return self.head(F.relu(self.function(x, self.weight, offset, mask.sigmoid(), self.bias)).mean((2, 3)))
+
+
+def test_a_deformable_convolution_hands_all_to_its_input():
+    """What only steers (offsets, mask) takes nothing: as if both were constants, written out tap by tap."""
+    torch.manual_seed(0)
+    model = Deformable(DeformConv2dFunction.apply).double().eval()
+    written = Deformable(deformed, steered=False).double().eval()
+    written.load_state_dict(model.state_dict())
+    x = gaussian(2, 3, 5, 6, seed=3, dtype=torch.float64)
+    assert dlrp.inspect(model, x).coverage == 1.0
+    for preset in ("attnlrp", "cp-lrp"):
+        expected = dlrp.explain(written, x, preset=preset).relevance
+        assert error(dlrp.explain(model, x, preset=preset).relevance, expected) < 1e-9
+    gradient = dlrp.explain(model, x, preset="gradient").relevance
+    assert error(gradient, expected) > 1e-3  # in which the offsets do take part

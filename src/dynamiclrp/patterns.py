@@ -20,7 +20,9 @@ _LINEAR_NAMES = frozenset({"Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "S
 _POINTWISE = frozenset({Kind.ACTIVATION, Kind.FUNCTION, Kind.SCALE, Kind.PRODUCT, Kind.SUM, Kind.STATISTIC})
 _REDUCTIONS = frozenset({"Mean", "Sum", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm"})
 _MEANS = frozenset({"VarMean", "StdMean"})  # whose second output is the mean
-_GATES = frozenset({"Sigmoid", "Hardsigmoid", "Softmax", "SafeSoftmax"})
+_GATES = frozenset({
+    "Sigmoid", "Hardsigmoid", "HardSigmoidAutoFn", "Softmax", "SafeSoftmax", "MaskedSoftmax", "XSoftmax",
+})  # fmt: skip
 _LIMIT = 64  # nodes looked at for one composite; the longest in use has about a dozen
 
 

@@ -18,10 +18,19 @@ def _tanh_gelu_ratio(n: Any) -> Tensor:
 # transformers: BLOOM's GELU, RecurrentGemma's square root with a bounded derivative
 row("GeLUFunctionBackward", Kind.ACTIVATION, forward=lambda n, x: F.gelu(x, approximate="tanh"), ratio=_tanh_gelu_ratio)
 row("SqrtBoundDerivativeBackward", Kind.FUNCTION, forward=lambda n, x: x.sqrt())
-# transformers: masked softmax of DeBERTa
-row("XSoftmaxBackward", Kind.SOFTMAX)
+# transformers: masked softmax of DeBERTa; operands: scores, mask
+row("XSoftmaxBackward", Kind.SOFTMAX, forward=lambda n, x, mask: n.tensors[0], absent=lambda signature: (1,))
 # transformers: YOSO's attention in expectation, whose weights are (1 - arccos(q·k)/π)^τ; the masks come first
 row("YosoCumulationBackward", Kind.ATTENTION, factors=(2, 3, 4))
+# timm: activations that keep only their input
+row("SwishAutoFnBackward", Kind.ACTIVATION, forward=lambda n, x: F.silu(x), ratio=lambda n: n.tensors[0].sigmoid())
+row("MishAutoFnBackward", Kind.ACTIVATION, forward=lambda n, x: F.mish(x),
+    ratio=lambda n: torch.tanh(F.softplus(n.tensors[0])))  # fmt: skip
+row("HardSwishAutoFnBackward", Kind.ACTIVATION, forward=lambda n, x: F.hardswish(x),
+    ratio=lambda n: F.hardsigmoid(n.tensors[0]))  # fmt: skip
+row("HardMishAutoFnBackward", Kind.ACTIVATION, forward=lambda n, x: x * (x + 2).clamp(0, 2) / 2,
+    ratio=lambda n: (n.tensors[0] + 2).clamp(0, 2) / 2)  # fmt: skip
+row("HardSigmoidAutoFnBackward", Kind.FUNCTION, forward=lambda n, x: F.hardsigmoid(x))
 # torchvision, in C++: regions read off a map of features, which carries all; boxes only steer
 row("ROIAlignFunctionBackward ROIPoolFunctionBackward PSROIAlignFunctionBackward PSROIPoolFunctionBackward",
     Kind.TRANSFORM, carriers=(0,))  # fmt: skip
