@@ -136,7 +136,7 @@ def test_cpp_functions_are_told_apart_by_name():
 
 def deformed(x: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
     """A modulated deformable 3x3 convolution (padding 1), sampled tap by tap: the definition, written out."""
-    n, _, h, w = x.shape
+    h, w = x.shape[2:]
     rows, columns = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
     total = bias.reshape(1, -1, 1, 1)
     for tap in range(9):
