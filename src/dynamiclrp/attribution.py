@@ -234,13 +234,10 @@ class Attribution(Viewable):
                     for x in range(grid.shape[1])
                 ]  # fmt: skip
             case Sound():
-                line = time_line(values, medium)
-                step = max(1, len(line) // 50)
-                length = len(medium.samples) / medium.rate
-                chunks = line.split(step)
-                return [
-                    part(i, f"{i * step * length / len(line):.2f} s", chunk.sum()) for i, chunk in enumerate(chunks)
-                ]
+                begin, end = medium.moments()
+                chunks = medium.line(values).tensor_split(min(50, len(medium.line(values))))
+                step = (end - begin) / len(chunks)
+                return [part(i, f"{begin + i * step:.2f} s", chunk.sum()) for i, chunk in enumerate(chunks)]
         indices = [tuple(index) for index in torch.cartesian_prod(*(torch.arange(n) for n in values.shape)).reshape(values.numel(), -1).tolist()] if values.dim() else [()]  # fmt: skip
         return [
             part(i[0] if len(i) == 1 else i, f"{name}{list(i) if i else ''}", value)
@@ -327,13 +324,6 @@ def pool(heat: Tensor, size: int) -> Tensor:
     height, width = heat.shape
     padded = torch.nn.functional.pad(heat, (0, -width % size, 0, -height % size))
     return padded.unflatten(0, (-1, size)).unflatten(2, (-1, size)).sum((1, 3))
-
-
-def time_line(values: Tensor, sound: Sound) -> Tensor:
-    """Relevance over time: of the samples themselves, or of the frames of features, added up."""
-    if sound.axis is None:
-        return values.flatten()
-    return values.movedim(sound.axis, 0).flatten(1).sum(1)
 
 
 def frame_of(parts: list[Part]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import wave
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -45,11 +45,11 @@ def explain_audio(
     ask = ClassChoice(target, contrast, class_names(model, classes))
     x = x.to(next(model.parameters()).device)
     a = Explainer(model, preset)(target=ask, ledger=ledger, **{argument: x})  # type: ignore[arg-type]
-    axis = _time_axis(tuple(x.shape[1:]), len(samples))
+    sound = heard(samples, rate, x, lambda s: _input(model, s, rate, processor)[0])
     return replace(
         a,
         target=ask.chosen,
-        media={argument: (Sound(samples, rate, axis),)},
+        media={argument: (sound,)},
         answers=(ask.answer,),
         about={"model": type(model).__name__, "task": "audio-classification"},
     )
@@ -107,8 +107,37 @@ def _input(model: nn.Module, samples: Tensor, rate: int, processor: Any) -> tupl
     return x, default
 
 
-def _time_axis(shape: tuple[int, ...], samples: int) -> int | None:
-    """Which axis of a row is time: none for samples themselves, else the longest one."""
-    if len(shape) == 1 or (len(shape) == 2 and shape[0] == 1 and shape[1] >= samples // 2):
-        return None
-    return max(range(len(shape)), key=lambda i: shape[i])
+def heard(samples: Tensor, rate: int, x: Tensor, process: Callable[[Tensor], Tensor]) -> Sound:
+    """What of a recording the model was given: the samples, or a spectrogram, and which seconds of it.
+
+    The seconds are found by asking: a burst of noise at two moments, and where in the features it shows.
+    """
+    shape = tuple(x.shape[1:])
+    if len(shape) == 1 or (len(shape) == 2 and shape[0] == 1 and shape[1] >= len(samples) // 2):
+        return Sound(samples, rate)
+    axis = max(range(len(shape)), key=lambda i: shape[i])
+    features, frames, seconds = x[0].detach().float().cpu(), shape[axis], len(samples) / rate
+    noise = torch.randn(len(samples), generator=torch.Generator().manual_seed(0)) * samples.abs().max().clamp_min(0.1)
+    silence = _frames(process(1e-4 * noise), axis)
+    found = []
+    for begin, end in ((0.1, 0.14), (0.3, 0.34), (0.5, 0.54), (0.7, 0.74), (0.9, 0.94)):
+        burst = 1e-4 * noise
+        a, b = int(begin * len(samples)), max(int(end * len(samples)), int(begin * len(samples)) + 1)
+        burst[a:b] = noise[a:b]
+        change = (_frames(process(burst), axis) - silence).abs().sum(0)
+        change = (change - change.median()).clamp_min(0)
+        change = torch.where(change > 0.3 * change.max(), change, 0)
+        if change.sum() > 0 and int((change > 0).sum()) < frames // 2:
+            place = float((change * (torch.arange(frames) + 0.5)).sum() / change.sum())
+            found.append(((a + b) / 2 / rate, place))
+    if len(found) < 2 or found[-1][1] <= found[0][1]:
+        return Sound(samples, rate, features, axis, (0.0, seconds))
+    times, places = (torch.tensor(column, dtype=torch.float64) for column in zip(*found))
+    slope = ((places - places.mean()) * (times - times.mean())).sum() / ((times - times.mean()) ** 2).sum()
+    start = float(times.mean() - places.mean() / slope)
+    return Sound(samples, rate, features, axis, (start, start + frames / float(slope)))
+
+
+def _frames(x: Tensor, axis: int) -> Tensor:
+    row = x[0].detach().double().cpu()
+    return row.movedim(axis, -1).reshape(-1, row.shape[axis])

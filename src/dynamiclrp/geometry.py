@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 Rect = tuple[float, float, float, float]
+_SLOPES = (255.0, 247.0, 239.0, 227.0)
 
 
 def seen_part(process: Callable[[Any], Tensor], width: int, height: int) -> Rect | None:
@@ -27,16 +28,16 @@ def seen_part(process: Callable[[Any], Tensor], width: int, height: int) -> Rect
     live = span.abs() > 1e-3 * span.abs().max()
     if not live.any():
         return None
+    across = torch.linspace(0, 1, width).expand(height, width)
+    down = torch.linspace(0, 1, height)[:, None].expand(height, width)
     found = []
-    for size, ramp in (
-        (width, torch.linspace(0, 255, width).expand(height, width)),
-        (height, torch.linspace(0, 255, height)[:, None].expand(height, width)),
-    ):
-        level = ((_through(process, ramp) - black) / torch.where(live, span, 1)).double()
-        found.append((level * (size - 1) + 0.5, size))  # the coordinate that each output pixel shows
-    (xs, wide), (ys, high) = found
-    left_right = _line(xs, live, wide, along=1)
-    top_bottom = _line(ys, live, high, along=0)
+    for size, ramp in ((width, across), (height, down)):
+        # pictures have whole gray levels: ramps of several slopes keep their rounding from falling into step
+        levels = [(_through(process, top * ramp) - black) / torch.where(live, span, 1) * (255 / top) for top in _SLOPES]
+        found.append(torch.stack(levels).mean(0) * (size - 1) + 0.5)  # the coordinate that each output pixel shows
+    xs, ys = found
+    left_right = _line(xs, live, width, along=1)
+    top_bottom = _line(ys, live, height, along=0)
     if left_right is None or top_bottom is None:
         return None
     return left_right[0], top_bottom[0], left_right[1], top_bottom[1]

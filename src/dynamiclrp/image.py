@@ -78,7 +78,7 @@ def explain_image(
     """Explain an image model's answer by the pixels it saw.
 
     `image`: a path, a PIL picture, or a tensor [3, H, W] that is already what the model wants. `processor`: any function
-    from a PIL picture to a tensor, or a `transformers` image processor; without it the model is asked for its own.
+    from a PIL picture to a tensor, a `transformers` image processor or torchvision's weights; without it the model is asked.
     `target` and `contrast` are class numbers or names (`classes`, or the model's own names). `targets` (a list, or how
     many of the likeliest) and `presets` give several explanations side by side.
 
@@ -87,6 +87,8 @@ def explain_image(
     if target is not None and targets is not None:
         raise TypeError("explain_image: give target for one explanation or targets for several, not both")
     seen = prepare(model, image, processor)
+    if classes is None and hasattr(processor, "meta"):  # torchvision's weights name their classes
+        classes = processor.meta.get("categories")
     names = class_names(model, classes)
     x = seen.tensor.to(next(model.parameters()).device)
     wanted = _targets(model, x, targets, names, seen.argument) if targets is not None else [target]
@@ -268,6 +270,8 @@ def _as_picture(x: Tensor) -> Picture | None:
 
 def as_process(processor: Any) -> Process:
     """A function from a PIL picture to a tensor, of whatever was given."""
+    if hasattr(processor, "transforms") and hasattr(processor, "meta"):  # torchvision's weights
+        processor = processor.transforms()
     image_processor = getattr(processor, "image_processor", processor)  # of a processor for several modalities
     if type(image_processor).__module__.startswith("transformers"):
 
@@ -303,21 +307,13 @@ def find_processor(model: nn.Module) -> Process:
             return as_process(AutoImageProcessor.from_pretrained(name))
         except (OSError, ValueError) as error:
             raise ValueError(f"no image processor was found beside {name!r} ({error}): pass processor=") from None
-    weights = torchvision_weights(model)
     hint = ""
-    if weights is not None:
-        hint = f" For torchvision: processor=torchvision.models.get_model_weights({weights!r}).DEFAULT.transforms()."
+    if type(model).__module__.startswith("torchvision."):
+        hint = " For torchvision, the weights it was built with: processor=ResNet50_Weights.DEFAULT, say."
     raise ValueError(
         f"{type(model).__name__} does not say how pictures are prepared for it. Pass processor=, a function from a PIL "
         f"picture to a tensor (or a transformers image processor), or a tensor that is already prepared.{hint}"
     )
-
-
-def torchvision_weights(model: nn.Module) -> str | None:
-    """The name under which torchvision lists this model's family, if it is one of torchvision's."""
-    if not type(model).__module__.startswith("torchvision.models"):
-        return None
-    return type(model).__module__.rsplit(".", 1)[-1]
 
 
 def class_names(model: nn.Module, classes: Sequence[str] | Mapping[int, str] | None = None) -> dict[int, str]:

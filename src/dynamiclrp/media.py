@@ -125,14 +125,36 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """A recording, [samples], and its rate. `axis` is the time axis of what the model saw: None for the samples themselves."""
+    """A recording, [samples], and its rate, and what the model was given of it.
+
+    `features` is a spectrogram that stands for the recording, `axis` its time axis and `span` the seconds at which that
+    axis begins and ends; without features the model was given the samples themselves.
+    """
 
     samples: Tensor
     rate: int
-    axis: int | None = None
+    features: Tensor | None = None
+    axis: int = -1
+    span: tuple[float, float] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+    def bands(self, values: Tensor) -> Tensor:
+        """Values of the features as [bands, frames]."""
+        return values.movedim(self.axis, -1).reshape(-1, values.shape[self.axis])
+
+    def line(self, values: Tensor) -> Tensor:
+        """Values over time: of each sample, or of each frame, bands added up."""
+        return values.flatten() if self.features is None else self.bands(values).sum(0)
+
+    def moments(self) -> tuple[float, float]:
+        """When what the model was given begins and ends, in seconds."""
+        return (0.0, self.seconds) if self.span is None else self.span
 
     def __repr__(self) -> str:
-        return f"Sound({len(self.samples) / self.rate:.2f} s at {self.rate} Hz)"
+        return f"Sound({self.seconds:.2f} s at {self.rate} Hz)"
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,7 +63,7 @@ def explain_table(
         return torch.stack(picked)
 
     a = explain(model, values, target=ask, preset=preset, ledger=ledger)
-    shown = cells if cells is not None else [[f"{v:.4g}" for v in row] for row in values.tolist()]
+    shown = cells if cells is not None else [[f"{v:.4g}".replace("-", "−") for v in row] for row in values.tolist()]
     if len(shown) != len(values) or any(len(row) != len(names) for row in shown):
         raise ValueError(f"cells: expected {len(values)} rows of {len(names)} cells, as the input has")
     media = tuple(Table(names, tuple(str(cell) for cell in row)) for row in shown)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attribution import Attribution, Viewable, time_line
+from ..attribution import Attribution, Viewable
 from ..comparison import Comparison
 from ..generation import Generation
 from ..media import Medium, Picture, Sound, Table, Tokens
@@ -61,14 +61,20 @@ def panel(label: str, a: Attribution, row: int, pictures: list[str]) -> dict[str
         "delivered": account.delivered - math.fsum(aside.values()),
         "aside": aside,  # inputs that have no picture of their own, such as segment ids
         "kept": dict(account.kept),
-        "inputs": [_input(name, one.relevances[name], one.media.get(name), pictures) for name in shown],
+        "inputs": [drawn for name in shown for drawn in _inputs(name, one, pictures)],
     }
 
 
-def _input(name: str, relevance: Tensor, media: tuple[Medium, ...] | None, pictures: list[str]) -> dict[str, Any]:
-    values = relevance.detach().float().cpu()
-    values = values[0] if values.dim() > 1 or (values.dim() == 1 and len(values) == 1) else values
-    medium = media[0] if media else None
+def _inputs(name: str, a: Attribution, pictures: list[str]) -> list[dict[str, Any]]:
+    """An input of one answer; it may have several rows, as texts that a picture is compared with."""
+    values, media = a.relevances[name].detach().float().cpu(), a.media.get(name)
+    if media is None:
+        return [_input(name, values[0] if len(values.shape) and len(values) == 1 else values, None, pictures)]
+    label = (lambda i: f"{name} {i + 1} of {len(media)}") if len(media) > 1 else (lambda i: name)
+    return [_input(label(i), values[i], medium, pictures) for i, medium in enumerate(media)]
+
+
+def _input(name: str, values: Tensor, medium: Medium | None, pictures: list[str]) -> dict[str, Any]:
     match medium:
         case Tokens():
             return {"kind": "tokens", "name": name, **tokens_data(medium), "values": values.tolist()}
@@ -151,27 +157,31 @@ def _uri(data: bytes, mime: str) -> str:
 
 def _sound(sound: Sound, values: Tensor) -> dict[str, Any]:
     samples = sound.samples.detach().float().cpu().flatten()
-    line = time_line(values, sound)
-    bins = min(_BINS, len(line), len(samples))
-    heat = values.movedim(sound.axis, -1).reshape(-1, values.shape[sound.axis]) if sound.axis is not None else None
-    if heat is not None and heat.shape[0] > 1:
-        heat = _pooled(heat, min(heat.shape[0], _BANDS), min(heat.shape[1], _FRAMES))
-    power = spectrogram(samples, sound.rate)
+    line = sound.line(values)
+    bins = min(_BINS, len(samples))
+    heat = None
+    if sound.features is None:  # samples: more of them than a page has room for
+        line = torch.stack([chunk.sum() for chunk in line.tensor_split(min(bins, len(line)))])
+        power = spectrogram(samples, sound.rate)
+    else:
+        power = sound.bands(sound.features)
+        heat = sound.bands(values)
+        heat = _pooled(heat, min(heat.shape[0], _BANDS), min(heat.shape[1], _FRAMES)) if len(heat) > 1 else None
     power = _pooled(power, min(_BANDS, power.shape[0]), min(_FRAMES, power.shape[1]), mean=True)
     low, high = torch.quantile(power.flatten()[::7], 0.05), power.max()
     shade = ((power - low) / (high - low).clamp_min(1e-6)).clamp(0, 1).mul(255).round().to(torch.uint8)
     return {
-        "seconds": len(samples) / sound.rate,
-        "rate": sound.rate,
+        "seconds": sound.seconds,
+        "span": list(sound.moments()),
         "low": [float(chunk.min()) for chunk in samples.tensor_split(bins)],
         "high": [float(chunk.max()) for chunk in samples.tensor_split(bins)],
-        "values": [float(chunk.sum()) for chunk in line.tensor_split(bins)],
+        "values": line.tolist(),
         "spectrogram": {
             "shape": list(shade.shape),
             "data": base64.b64encode(bytes(shade.contiguous().flatten().numpy())).decode("ascii"),
         },
-        "map": integers(heat) if heat is not None and heat.shape[0] > 1 else None,
-        "audio": _uri(_wav(samples, sound.rate), "audio/wav") if len(samples) <= _PLAYABLE * sound.rate else None,
+        "map": None if heat is None else integers(heat),
+        "audio": _uri(_wav(samples, sound.rate), "audio/wav") if sound.seconds <= _PLAYABLE else None,
     }
 
 

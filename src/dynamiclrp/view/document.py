@@ -121,7 +121,15 @@ def _panels(panels: list[dict[str, Any]]) -> str:
     pictures = all(all(i["kind"] == "image" for i in p["inputs"]) for p in panels)
     alone = len({(p["answer"], p["contrast"]) for p in panels}) == 1 and len(panels) == 1
     articles = "".join(_panel(i, p, alone) for i, p in enumerate(panels))
-    return f'<div class="panels{" grid" if pictures and len(panels) > 1 else ""}">{articles}</div>'
+    grid = pictures and len(panels) > 1
+    same = (
+        grid and len({p["inputs"][0]["picture"] for p in panels}) == 1 and panels[0]["inputs"][0]["picture"] is not None
+    )
+    if same:  # what everything else is laid over
+        original = '<img id="original" alt="the picture">'
+        head = '<div class="answer"><h2>the picture</h2></div>'
+        articles = f'<article class="panel">{head}<div class="stack plain">{original}</div></article>' + articles
+    return f'<div class="panels{" grid" if grid else ""}">{articles}</div>'
 
 
 def _panel(index: int, panel: dict[str, Any], alone: bool) -> str:
@@ -132,11 +140,8 @@ def _panel(index: int, panel: dict[str, Any], alone: bool) -> str:
         else ""
     )
     label = html.escape(panel["label"])
-    named = (
-        label
-        if label and (not answer or label == html.escape(answer))
-        else f"{words}{f' <small>{label}</small>' if label else ''}"
-    )
+    said = panel["label"] in (answer, f"{answer} rather than {contrast}")  # the label would only repeat it
+    named = f"{words}{f' <small>{label}</small>' if label and not said else ''}" if answer else label
     chance = "" if panel["probability"] is None else f'<span class="chance">{percent(panel["probability"])}</span>'
     head = f'<div class="answer"><h2>{named}</h2>{chance}</div>' if named and not alone else (
         f'<p class="chance alone">probability {percent(panel["probability"])}</p>' if chance else ""

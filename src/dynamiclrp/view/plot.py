@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..attribution import Attribution, Viewable, sinks, time_line
+from ..attribution import Attribution, Viewable, sinks
 from ..comparison import Comparison
 from ..generation import Generation
 from ..media import PADDING, Picture, Sound, Tokens, readable
@@ -169,20 +169,17 @@ def _bars(axis: Any, a: Attribution, name: str, colours: _Colours, words: bool, 
 def _sound(axis: Any, a: Attribution, name: str, colours: _Colours) -> None:
     sound = a.media[name][0]
     assert isinstance(sound, Sound)
-    samples, line = sound.samples.float().cpu(), time_line(a.relevances[name][0].float().cpu(), sound)
-    seconds, bins = len(samples) / sound.rate, min(400, len(line), len(samples))
-    values = torch.stack([chunk.sum() for chunk in line.tensor_split(bins)])
+    samples, line = sound.samples.float().cpu(), sound.line(a.relevances[name][0].float().cpu())
+    seconds, (begin, end) = sound.seconds, sound.moments()
+    values = torch.stack([chunk.sum() for chunk in line.tensor_split(min(400, len(line)))])
     full = float(values.abs().max()) or 1.0
-    for i, (chunk, value) in enumerate(zip(samples.tensor_split(bins), values.tolist())):
-        x = seconds * (i + 0.5) / bins
-        axis.axvspan(
-            x - seconds / bins / 2,
-            x + seconds / bins / 2,
-            color=colours.of(value),
-            alpha=min(1, abs(value) / full) * 0.6,
-            linewidth=0,
-        )
-        axis.vlines(x, float(chunk.min()), float(chunk.max()), color="0.25", linewidth=0.8)
+    step = (end - begin) / len(values)
+    for i, value in enumerate(values.tolist()):
+        left, strength = begin + i * step, min(1.0, abs(value) / full)
+        axis.axvspan(left, left + step, color=colours.of(value), alpha=0.6 * strength, linewidth=0)
+    chunks = samples.tensor_split(min(800, len(samples)))
+    times = [seconds * (i + 0.5) / len(chunks) for i in range(len(chunks))]
+    axis.vlines(times, [float(c.min()) for c in chunks], [float(c.max()) for c in chunks], color="0.25", linewidth=0.7)
     axis.set_xlim(0, seconds)
     axis.set_xlabel("seconds")
     axis.set_yticks([])
