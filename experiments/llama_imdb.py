@@ -77,7 +77,7 @@ def main() -> None:
                 right += sum(answer == next(labels) for answer in answers)
         note += f", accuracy {right / len(fitting):.1%}"
     special = (tokenizer.cls_token_id, tokenizer.sep_token_id) if options.model == "minilm" else ()
-    facts = dict(model=name, data="IMDb test reviews", note=note, skip=special)
+    facts = {"model": name, "data": "IMDb test reviews", "note": note, "skip": special}
     run(model, data, options, f"{name}, sentiment of IMDb reviews", measure="logit", step=options.step, **facts)
 
 

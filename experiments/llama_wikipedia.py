@@ -47,7 +47,7 @@ def main() -> None:
     ids = tokenizer("\n".join(p.strip() for p in paragraphs), add_special_tokens=False, verbose=False)["input_ids"]
     chosen = windows(ids, options.length, options.seed)[options.skip :][: options.limit].to(options.device)
     data = {"input_ids": chosen, "attention_mask": torch.ones_like(chosen)}
-    facts = dict(model=name, data=f"{source}, {options.length} tokens", note=f"{len(chosen)} texts")
+    facts = {"model": name, "data": f"{source}, {options.length} tokens", "note": f"{len(chosen)} texts"}
     run(model, data, options, f"{name}, next token on {source}", measure="logit", step=options.step, **facts)
 
 

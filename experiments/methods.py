@@ -102,35 +102,35 @@ def conv_candidates() -> Methods:
     """Gamma of convolutions, of the linear head, the first layer, and how residual sums are divided."""
     return _grid(
         *(
-            dict(conv=conv, linear=linear, first="flat", sum=sums)
+            {"conv": conv, "linear": linear, "first": "flat", "sum": sums}
             for conv in (0.1, 0.25, 0.5, 1.0, 2.0, "z+")
             for linear in (0.0, 0.25)
             for sums in ("proportional", "absolute")
         ),
-        *(dict(conv=conv, first=first) for conv in (0.25, 1.0) for first in (None, "w2")),
+        *({"conv": conv, "first": first} for conv in (0.25, 1.0) for first in (None, "w2")),
     )
 
 
 def vit_candidates() -> Methods:
     return _grid(
         *(
-            dict(conv=0.25, first="flat", linear=linear, weights=weights)
+            {"conv": 0.25, "first": "flat", "linear": linear, "weights": weights}
             for linear in (0.0, 0.02, 0.05, 0.1, 0.25)
             for weights in (0.1, 0.3, 0.5)
         ),
-        *(dict(conv=0.25, linear=linear, weights=0.3) for linear in (0.0, 0.05, 0.1)),
-        dict(conv=0.25, first="flat", linear=0.05, weights=0.0),
-        dict(conv=0.25, first="flat", linear=0.05, weights=0.3, sum="absolute"),
+        *({"conv": 0.25, "linear": linear, "weights": 0.3} for linear in (0.0, 0.05, 0.1)),
+        {"conv": 0.25, "first": "flat", "linear": 0.05, "weights": 0.0},
+        {"conv": 0.25, "first": "flat", "linear": 0.05, "weights": 0.3, "sum": "absolute"},
     )
 
 
 def text_candidates() -> Methods:
     """The attention split, the gate's part, gamma of linear layers, sums: one at a time around AttnLRP, then some pairs."""
     return _grid(
-        *(dict(weights=w) for w in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)),
-        *(dict(weights=0.3, gate=g) for g in (0.0, 0.25, 0.75)),
-        *(dict(weights=0.3, linear=gamma) for gamma in (0.02, 0.05, 0.1, 0.25)),
-        dict(weights=0.3, sum="absolute"),
-        dict(weights=0.3, linear=0.05, gate=0.25),
-        dict(weights=0.1, linear=0.05),
+        *({"weights": w} for w in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)),
+        *({"weights": 0.3, "gate": g} for g in (0.0, 0.25, 0.75)),
+        *({"weights": 0.3, "linear": gamma} for gamma in (0.02, 0.05, 0.1, 0.25)),
+        {"weights": 0.3, "sum": "absolute"},
+        {"weights": 0.3, "linear": 0.05, "gate": 0.25},
+        {"weights": 0.1, "linear": 0.05},
     )

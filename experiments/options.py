@@ -108,7 +108,7 @@ def write_comparison(found: ev.Comparison, options: argparse.Namespace, title: s
         if not row["n"]:
             methods[name] = {"n": 0, "error": found.errors(name)[0]}
             continue
-        fractions, morf, lerf = found.curves(name).mean(POINTS)
+        _fractions, morf, lerf = found.curves(name).mean(POINTS)
         methods[name] = {
             "n": row["n"],
             "metrics": {

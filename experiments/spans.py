@@ -53,7 +53,7 @@ def padded(rows: list[Encoded], pad: int, device: Any) -> dict[str, Tensor]:
     for i, row in enumerate(rows):
         n = len(row.ids)
         ids[i, :n], mask[i, :n], types[i, :n] = torch.tensor(row.ids), 1, torch.tensor(row.types)
-    return {k: v.to(device) for k, v in dict(input_ids=ids, attention_mask=mask, token_type_ids=types).items()}
+    return {k: v.to(device) for k, v in {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}.items()}
 
 
 def context_mask(rows: list[Encoded]) -> Tensor:

@@ -22,8 +22,8 @@ from networks import CIFAR_MEAN, CIFAR_NETWORKS, CIFAR_STD
 from weights import save_half
 
 SETTINGS = {  # epochs, batch, optimiser, peak rate, weight decay, strength of the augmentation, mixing
-    "vgg16": dict(epochs=60, batch=512, rate=0.2, decay=5e-4, strength=0.0, mix=0.0),
-    "vit": dict(epochs=200, batch=1024, rate=1.5e-3, decay=0.05, strength=1.0, mix=0.8),
+    "vgg16": {"epochs": 60, "batch": 512, "rate": 0.2, "decay": 5e-4, "strength": 0.0, "mix": 0.0},
+    "vit": {"epochs": 200, "batch": 1024, "rate": 1.5e-3, "decay": 0.05, "strength": 1.0, "mix": 0.8},
 }
 
 

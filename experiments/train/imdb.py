@@ -22,7 +22,7 @@ from low_rank import add_low_rank, low_rank_state  # noqa: E402
 from texts import imdb, minilm_for, smollm2_classifier  # noqa: E402
 from weights import save_half  # noqa: E402
 
-SETTINGS = {"minilm": dict(epochs=4, batch=32, rate=2e-4), "smollm2": dict(epochs=2, batch=16, rate=4e-4)}
+SETTINGS = {"minilm": {"epochs": 4, "batch": 32, "rate": 2e-4}, "smollm2": {"epochs": 2, "batch": 16, "rate": 4e-4}}
 
 
 def batches(rows: list[tuple[list[int], int]], size: int, pad: int, shuffle: bool) -> Any:
