@@ -130,7 +130,12 @@ def _image(axis: Any, a: Attribution, name: str, colours: _Colours, patch: int) 
     strength = (heat / full).clamp(-1, 1)
     shown = strength.sign() * strength.abs().pow(0.8)
     axis.imshow(
-        shown, cmap=colours.over, vmin=-1, vmax=1, extent=extent, interpolation="nearest" if patch > 2 else "bilinear"
+        shown.numpy(),
+        cmap=colours.over,
+        vmin=-1,
+        vmax=1,
+        extent=extent,
+        interpolation="nearest" if patch > 2 else "bilinear",
     )
     if isinstance(medium, Picture):
         axis.set_xlim(0, medium.width)
@@ -197,7 +202,9 @@ def _matrix(axis: Any, g: Generation, colours: _Colours, words: bool) -> None:
     )
     full = matrix[:, plain].abs().amax(1, keepdim=True) if plain else matrix.abs().amax(1, keepdim=True)
     shown = matrix / torch.where(full == 0, 1, full)
-    drawn = axis.imshow(shown.clamp(-1, 1), cmap=colours.map, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+    drawn = axis.imshow(
+        shown.clamp(-1, 1).numpy(), cmap=colours.map, vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+    )
     if len(columns) <= 80:
         axis.set_xticks(range(len(columns)), [c[:14] for c in columns], rotation=90, fontsize=7)
         axis.xaxis.tick_top()

@@ -28,7 +28,8 @@
     const whole = new Int16Array(bytes(map.data).buffer);
     const values = new Float32Array(whole.length), columns = map.shape[1];
     for (let i = 0; i < whole.length; i++) {
-      values[i] = whole[i] * map.scales[map.scales.length > 1 ? Math.floor(i / columns) : 0] / 32767;
+      const root = whole[i] / 32767;
+      values[i] = root * Math.abs(root) * map.scales[map.scales.length > 1 ? Math.floor(i / columns) : 0];
     }
     return { rows: map.shape[0], columns, values };
   };
@@ -200,7 +201,7 @@
     const slack = 0.015 * Math.max(input.width, input.height);
     const whole = left <= slack && top <= slack && right >= input.width - slack && bottom >= input.height - slack;
     host.append(stack);
-    if (!whole && !maps.length) host.append(element("p", { class: "caption" }, "Only the clear part was shown to the model."));
+    if (!whole && !maps.length) ($("original") ? $("original").closest(".panel") : host).append(element("p", { class: "caption" }, "Only the clear part was shown to the model."));
     let shown = map;
     maps.push(map);
     canvas.addEventListener("mousemove", (event) => {
