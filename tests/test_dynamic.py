@@ -456,6 +456,62 @@ def test_the_share_of_a_batch_norms_input_never_exceeds_its_gradient(name):
     assert (r.abs() <= gradient.abs() * (1 + 1e-9)).all()
 
 
+# ---------------------------------------------------------------- functions with f(0) ≠ 0, where we leave it too
+
+FUNCTIONS = {
+    "sigmoid": torch.sigmoid,
+    "hard sigmoid": functional.hardsigmoid,
+    "softplus": functional.softplus,
+    "log sigmoid": functional.logsigmoid,
+    "exp": torch.exp,
+    "cos": torch.cos,
+    "erfc": torch.special.erfc,
+}
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["coefficients", "relevance"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_constant_of_a_function_takes_its_share(name, pooled):
+    x = 2 * gaussian(2, 3, 4, 4, seed=31)
+    on_tape, leaf_ = leaf(x), x.clone().requires_grad_()
+    y, result = FUNCTIONS[name](leaf_), slow.function(FUNCTIONS[name], on_tape)
+    if pooled:  # an average pool hands down R, not s
+        y, result = functional.adaptive_avg_pool2d(y, 2), slow.adaptive_avg_pool(result, 2)
+    seed = y.detach() * gaussian(*y.shape, seed=32)
+    (r,) = dlrp.relevance(y, leaf_, seed=seed, preset="dynamic")
+    assert error(r, propagate(result, seed)[on_tape]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["log", "sqrt", "rsqrt", "reciprocal"])
+def test_functions_without_a_finite_constant_pass_all(name):
+    x = (gaussian(3, 4, seed=31).abs() + 0.1).requires_grad_()
+    y = getattr(torch, name)(x)
+    seed = y.detach() * gaussian(3, 4, seed=32)
+    (r,) = dlrp.relevance(y, x, seed=seed, preset="dynamic")
+    assert error(r, seed) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_share_of_a_functions_argument_is_bounded_near_zero(name, dtype):
+    """By the seed times the slope: at most 1 for these, but for exp, whose slope at 1 is e - 1."""
+    x = torch.tensor([0.0, 1e-30, -1e-12, 1e-8, -1e-6, 1e-4, -1e-3, 1e-2, 0.1, 1.0], dtype=dtype).requires_grad_()
+    y = FUNCTIONS[name](x)
+    (r,) = dlrp.relevance(y, x, seed=y.detach(), preset="dynamic")
+    assert (r.abs() <= 1.8 * x.detach().abs() * 1.001).all()
+    if name != "cos":  # and it is of that size, not lost to rounding
+        assert (r.abs()[2:8] >= 0.1 * x.detach().abs()[2:8]).all()
+
+
+def test_the_papers_identity_for_functions_is_an_override_away():
+    x = (gaussian(3, 4, seed=31)).requires_grad_()
+    y = torch.sigmoid(x)
+    seed = y.detach() * gaussian(3, 4, seed=32)
+    rule = dlrp.preset("dynamic") | {"function": dlrp.Identity(eps=1e-11)}
+    (r,) = dlrp.relevance(y, x, seed=seed, preset=rule)
+    assert error(r, seed) < TOLERANCE
+
+
 # ---------------------------------------------------------------- one operation at a time
 
 A, B = gaussian(3, 4, seed=11), gaussian(3, 4, seed=12)

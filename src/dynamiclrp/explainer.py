@@ -236,7 +236,8 @@ class Report:
 def largest(found: Sequence[Tensor]) -> Tensor:
     """The largest magnitude of each, on the device: nan or infinite if any relevance is."""
     device = found[0].device
-    return torch.stack([torch.linalg.vector_norm(r, torch.inf).to(device, torch.float64) for r in found if r.numel()])
+    norms = [torch.linalg.vector_norm(r, torch.inf).to(device, torch.float64) for r in found if r.numel()]
+    return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64, device=device)
 
 
 def sound(seeds: Sequence[Seed], found: Sequence[Tensor], extremes: Tensor | None = None) -> bool:

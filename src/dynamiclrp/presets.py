@@ -25,6 +25,7 @@ from .rules import (
     Carry,
     Epsilon,
     Flat,
+    FunctionShare,
     Gamma,
     Gradient,
     Identity,
@@ -146,9 +147,11 @@ def _gradient() -> dict[str, Rule]:
 def _dynamic(
     gamma_linear: float = 0.0, gamma_conv: float = 0.0, eps: float = 1e-11, top: float = 1.0
 ) -> dict[str, Rule]:
-    """The paper's rules, but for batch norm in eval mode: there the paper hands all to the input, s·y/x, which has no bound
-    where a convolution's output is near 0 and overflows float32 in deep networks. Here the shift takes |shift| /
-    (|scale·x| + |shift|), as a bias does. The paper's rule: `preset("dynamic") | {"batchnorm": Identity(eps=1e-11)}`.
+    """The paper's rules, but for two kinds in which it hands all to the input, s·y/x, without bound where that is near 0.
+
+    Batch norm in eval mode overflows float32 behind many convolutions: its shift takes |shift| / (|scale·x| + |shift|), as a
+    bias does. Functions with f(0) ≠ 0 explode as gates that are undecided: f(0) takes its share likewise. The paper's
+    rules: `preset("dynamic") | {"batchnorm": Identity(eps=1e-11), "function": Identity(eps=1e-11)}`.
     """
 
     def linear(gamma: float) -> Rule:
@@ -160,7 +163,7 @@ def _dynamic(
         sum=AbsoluteShare(eps),
         pool=UniformPool(),
         product=ProductShare(eps),
-        function=Identity(eps=eps),
+        function=FunctionShare(eps=eps),
         normalise=Identity(composites=False, eps=eps),
         batchnorm=Affine("absolute", eps),
         weights=Nothing(),

@@ -167,6 +167,12 @@ def batch_norm(norm: torch.nn.Module, x: Value) -> Value:
     return add(scale(x, (weight / sigma).reshape(shape)), leaf(shift.reshape(shape)))
 
 
+def function(f: Callable[[Tensor], Tensor], x: Value) -> Value:
+    """Not the paper's identity: f(0) + (f(x) - f(0)), in which the constant takes its share by magnitude and keeps it."""
+    constant = f(torch.zeros_like(x.data))
+    return add(identity(lambda t: f(t) - constant, x), leaf(constant))
+
+
 # ---------------------------------------------------------------- attention
 
 

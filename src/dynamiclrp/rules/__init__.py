@@ -2,7 +2,7 @@
 
 from .base import OUT, Gradient, Grads, Move, Nothing, Rule
 from .linear import AlphaBeta, Box, Epsilon, Flat, Gamma, LinearRule, WSquare, ZPlus
-from .passing import Affine, Attention, Carry, Identity, PassScale, Relay, ScaleFixed
+from .passing import Affine, Attention, Carry, FunctionShare, Identity, PassScale, Relay, ScaleFixed
 from .shares import AbsoluteShare, ProductShare, SignalTakesAll, Split, Uniform, UniformPool
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Carry",
     "Epsilon",
     "Flat",
+    "FunctionShare",
     "Gamma",
     "Gradient",
     "Grads",

@@ -70,6 +70,42 @@ class Identity(Rule):
 
 
 @dataclass(frozen=True)
+class FunctionShare(Identity):
+    """A function with f(0) ≠ 0 is f(0) + (f(x) - f(0)): the constant takes its absolute share and keeps it, as a bias does.
+
+    s_x = s · (f(x) - f(0))/x · y·sgn(f(x) - f(0)) / (|f(0)| + |f(x) - f(0)| + eps). Since |y| is at most that sum, it never
+    exceeds s times the secant's slope, whereas the identity rule's f(x)/x has no bound at 0: a sigmoid gate that is
+    undecided would make relevance explode. Where f(0) is 0, infinite or unknown: the identity rule.
+    """
+
+    composites: bool = False
+    eps: float = 1e-11
+
+    kinds = frozenset({"function"})
+
+    def needs(self, step: Step) -> Iterable[int]:
+        return super().needs(step) if step.op.forward is None else (OUT, 0)
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        if here.op.forward is None or s.is_complex():  # a complex number has no sign
+            return super().after(here, grads, s)
+        x, y = here.operand(0), here.output
+        constant = here.replay(torch.zeros_like(x))
+        known = constant.isfinite() & (constant != 0)
+        constant = torch.where(known, constant, 0)
+        rest = y - constant
+        total = rest.abs() + constant.abs()
+        total = total + usable(self.eps, total)
+        if here.step.form == "R":
+            return _first_only(grads, torch.where(known, s * rest.abs() / total, s))
+        # near 0 the secant is the tangent, and rounding would spoil the difference
+        near = x.abs() < torch.finfo(x.dtype).eps ** 0.5
+        slope = torch.where(near, _given(grads[0]), s * rest / torch.where(x == 0, 1, x))
+        passed = torch.where(known, slope * y * sign(rest) / total, self._divide(s * y, x))
+        return _first_only(grads, passed)
+
+
+@dataclass(frozen=True)
 class ScaleFixed(Rule):
     """Normalisation with its scale statistic held constant: the mean stays, the standard deviation takes nothing."""
 
