@@ -37,7 +37,7 @@ def compare(
     fill: str | Fill | Callable[[Tensor], Tensor] | None = None,
     measure: Measure = "probability",
     step: int | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     explain_batch_size: int = 8,
     limit: int | None = None,
     seed: int = 0,
@@ -51,7 +51,7 @@ def compare(
 
     `methods`: preset names, Presets, "captum:NAME", "zennit:NAME", "random", functions; or a mapping from labels to those.
     `unit`, `fill`, `measure`, `step`: as for `perturb`. `explain_batch_size` inputs are explained together, `batch_size`
-    perturbed inputs run together. `store`: a file that finished inputs are appended to, and skipped from in a second run.
+    perturbed inputs run together (by default 64, on a CPU 8). `store`: a file that finished inputs are appended to, and skipped from in a second run.
     A method that fails on an input is reported beside the table, or raised at once with `on_error="raise"`.
 
     >>> import torch
@@ -116,7 +116,7 @@ class _Run:
         unit: Unit,
         fill: Fill,
         step: int | None,
-        batch_size: int,
+        batch_size: int | None,
         seed: int,
         warm: bool,
         on_error: str,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ..errors import EvaluationError
 from .baselines import need
-from .metrics import METRICS, Interval, bootstrap, bootstrap_columns, paired_difference
+from .metrics import METRICS, Interval, bootstrap, bootstrap_columns, decimals, paired_difference
 from .perturb import Curves
 
 FORMAT = 1
@@ -116,8 +115,7 @@ class Comparison:
             "x gradient",
             "inputs",
         ]
-        largest = max((abs(row["abpc"]) for row in self.rows if row["n"]), default=1.0) or 1.0
-        digits = min(8, max(0, 2 - math.floor(math.log10(largest))))
+        digits = decimals([row["abpc"] for row in self.rows if row["n"]])
 
         def show(row: dict[str, Any], name: str) -> str:
             if name not in row:

@@ -7,6 +7,7 @@ scale that the DynamicLRP paper's tables are on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -90,6 +91,12 @@ METRICS: dict[str, Metric] = {
     "eraser_comprehensiveness": Metric(eraser_comprehensiveness, True, _BINS),
     "eraser_sufficiency": Metric(eraser_sufficiency, False, _BINS),
 }
+
+
+def decimals(values: Sequence[float]) -> int:
+    """How many to show, so that the largest of the numbers has three digits."""
+    largest = max((abs(value) for value in values), default=0.0)
+    return min(8, max(0, 2 - math.floor(math.log10(largest)))) if largest else 3
 
 
 # ------------------------------------------------------------------------------------------------------------- certainty

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .baselines import need
-from .metrics import on_grid
+from .metrics import decimals, on_grid
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -37,7 +37,7 @@ STYLE = {
 def plot_comparison(found: Comparison, path: str | os.PathLike[str] | None, methods: Sequence[str]) -> Any:
     """MoRF and LeRF side by side with bands (95 % of the mean), and a bar of ABPC per method."""
     figure_module, style = need("matplotlib.figure", "matplotlib"), need("matplotlib", "matplotlib")
-    colours = colours_of(methods)
+    colours = colours_of(found.methods)
     grid = torch.linspace(0, 1, 101, dtype=torch.float64)
     measure = str(found.setup.get("measure", "score"))
     with style.rc_context(STYLE):
@@ -52,7 +52,7 @@ def plot_comparison(found: Comparison, path: str | os.PathLike[str] | None, meth
                 band = 1.96 * rows.std(0) / len(rows) ** 0.5 if len(rows) > 1 else torch.zeros_like(mean)
                 axis.plot(grid.tolist(), mean.tolist(), color=colours[method], linewidth=1.8, label=method)
                 axis.fill_between(
-                    grid.tolist(), (mean - band).tolist(), (mean + band).tolist(), color=colours[method], alpha=0.14, linewidth=0
+                    grid.tolist(), (mean - band).tolist(), (mean + band).tolist(), color=colours[method], alpha=0.14 if len(methods) <= 6 else 0.07, linewidth=0
                 )  # fmt: skip
         morf.set(title="Most relevant first (low is good)", xlabel="fraction removed", ylabel=measure, xlim=(0, 1))
         lerf.set(title="Least relevant first (high is good)", xlabel="fraction removed", xlim=(0, 1))
@@ -70,8 +70,9 @@ def _bars(axis: Any, found: Comparison, methods: Sequence[str], colours: dict[st
         axis.barh(place, interval.mean, color=colours[method], height=0.62)
         axis.plot([interval.low, interval.high], [place, place], color="#222222", linewidth=1.2)
     reach = max(max(abs(i.low), abs(i.high)) for i in intervals) or 1.0
+    digits = decimals([i.mean for i in intervals])
     for place, interval in zip(places, intervals):
-        axis.text(max(interval.high, 0) + 0.02 * reach, place, f"{interval.mean:.3g}", va="center", fontsize=9)
+        axis.text(max(interval.high, 0) + 0.02 * reach, place, f"{interval.mean:.{digits}f}", va="center", fontsize=9)
     axis.set_yticks(places, methods)
     axis.set_xlim(min(0, *(i.low for i in intervals)) * 1.05, max(0, *(i.high for i in intervals)) * 1.18)
     axis.axvline(0, color="#222222", linewidth=0.8)

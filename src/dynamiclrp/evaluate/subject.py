@@ -155,23 +155,35 @@ class Subject:
             return values
         if "use_cache" in self._accepts:
             values.setdefault("use_cache", False)
-        short = targets is None or targets.dim() == 1
-        if "logits_to_keep" in self._accepts and short and self._ends_together(inputs):
-            values.setdefault("logits_to_keep", 1)  # the logits of all other positions would dwarf the model
+        kept = self._kept(inputs, targets)
+        if kept is not None:
+            values["logits_to_keep"] = kept
         return values
+
+    def _kept(self, inputs: Inputs, targets: Tensor | None) -> int | Tensor | None:
+        """The positions whose logits are asked for, where a model lets us choose: all of them would dwarf the model."""
+        if "logits_to_keep" not in self._accepts or "logits_to_keep" in inputs.values:
+            return None
+        positions = self._positions(inputs, targets)
+        if positions is None or bool((positions == inputs.explained.shape[1] - 1).all()):
+            return 1
+        return positions.unique()
 
     def call(self, inputs: Inputs, targets: Tensor | None = None) -> Any:
         values = self.arguments(inputs, targets)
         return self.model(values[PLAIN]) if inputs.name == PLAIN else self.model(**values)
 
-    def last(self, inputs: Inputs) -> Tensor | None:
-        """The last attended position of each row, where a decoder's next-token scores are."""
-        mask = _attended(inputs)
-        return None if mask is None else (torch.arange(mask.shape[1], device=mask.device) * (mask != 0)).amax(1)
-
-    def _ends_together(self, inputs: Inputs) -> bool:
-        mask = _attended(inputs)
-        return mask is None or bool((mask[:, -1] != 0).all())
+    def _positions(self, inputs: Inputs, targets: Tensor | None) -> Tensor | None:
+        """Where each row's scores are in an output token by token: where its target says, or at its last attended token;
+        None where nothing says so, for the last of all."""
+        device = inputs.explained.device
+        if targets is not None and targets.dim() == 2:
+            return targets[:, 0].to(device)
+        name = "decoder_attention_mask" if "decoder_input_ids" in inputs.values else "attention_mask"
+        mask = inputs.values.get(name)
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            return None
+        return (torch.arange(mask.shape[1], device=mask.device) * (mask != 0)).amax(1)
 
     def heads(self, raw: Any, inputs: Inputs, targets: Tensor | None) -> list[Tensor]:
         """The score vectors [rows, choices] that a target chooses from: one, or two for spans (start, end)."""
@@ -199,14 +211,14 @@ class Subject:
                 f"the model's output has shape {tuple(output.shape)}: expected [rows, classes] or [rows, positions, tokens]; "
                 "pass measure=function(output, targets) and wrap the model to return the scores to explain"
             )
-        every = torch.arange(rows, device=output.device)
-        if targets is not None and targets.dim() == 2:  # (position, token)
-            return [output[every, targets[:, 0].to(output.device)]]
-        last = self.last(inputs)
-        mask = _attended(inputs)
-        if last is None or mask is None or mask.shape[1] != output.shape[1]:
+        positions, kept = self._positions(inputs, targets), self._kept(inputs, targets)
+        if positions is None or output.shape[1] == 1:
             return [output[:, -1]]
-        return [output[every, last.to(output.device)]]
+        if isinstance(kept, Tensor):
+            positions = torch.searchsorted(kept, positions.contiguous())
+        if bool((positions < 0).any() | (positions >= output.shape[1]).any()):
+            raise EvaluationError(f"positions {positions.tolist()[:8]}: the output has {output.shape[1]} of them")
+        return [output[torch.arange(rows, device=output.device), positions.to(output.device)]]
 
     @torch.no_grad()
     def answers_spans(self, inputs: Inputs) -> bool:
@@ -285,11 +297,23 @@ class Subject:
             used.append(1)
             return change(output)
 
-        handle = self.embedding().register_forward_hook(hook)
+        table = self.embedding()
+        assert isinstance(self.model, nn.Module)
+        # encoder and decoder may each have a module over one shared table
+        weight = getattr(table, "weight", None)
+        tables = [
+            m
+            for m in self.model.modules()
+            if m is table or (weight is not None and getattr(m, "weight", None) is weight)
+        ]
+        handles = []
         try:
+            for module in tables:
+                handles.append(module.register_forward_hook(hook))
             yield used
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     def call_embedded(self, inputs: Inputs, targets: Tensor | None, change: Callable[[Tensor], Tensor]) -> Any:
         """Run with changed embeddings, and make sure that they were."""
@@ -301,12 +325,6 @@ class Subject:
                 "say which module looks them up, embedding='NAME'"
             )
         return raw
-
-
-def _attended(inputs: Inputs) -> Tensor | None:
-    """The mask over the positions that the output has: a decoder's own, where there is a decoder."""
-    mask = inputs.values.get("decoder_attention_mask" if "decoder_input_ids" in inputs.values else "attention_mask")
-    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def choose(heads: list[Tensor], columns: list[Tensor], measure: str) -> Tensor:
