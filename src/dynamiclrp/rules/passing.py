@@ -235,8 +235,20 @@ class Attention(Rule):
         both = query in step.live and key in step.live
         return pattern / 2 if both and position in (query, key) else pattern
 
+    def _common(self, step: Step) -> float:
+        """What arrives is multiplied by this, once for all: the smallest part that any operand takes."""
+        return min((f for f in (self._factor(step, i) for i in step.live) if f), default=1.0)
+
+    def edits(self, step: Step) -> tuple[bool, bool]:
+        common = self._common(step)
+        return common != 1, any(self._factor(step, i) != common for i in step.live)
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        return s * self._common(here.step)
+
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        factors = [self._factor(here.step, i) for i in range(len(grads))]
+        common = self._common(here.step)
+        factors = [self._factor(here.step, i) / common for i in range(len(grads))]
         return [None if g is None or f == 0 else g if f == 1 else g * f for g, f in zip(grads, factors)]
 
     def blocks(self, step: Step) -> Iterable[int]:
