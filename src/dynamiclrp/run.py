@@ -317,7 +317,7 @@ def run(
                 outputs, edges, starts, retain_graph=retain_graph, allow_unused=True, is_grads_batched=batched
             )
             return tuple(
-                torch.zeros_like(x).expand(*starts[0].shape[:batched], *x.shape)
+                torch.zeros_like(x).expand((*starts[0].shape[:batched], *x.shape))
                 if g is None
                 else g.to(x.dtype)
                 if form == "R"
