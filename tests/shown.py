@@ -1,5 +1,6 @@
 """Results for the tests of what is shown: one of every kind, made in milliseconds, and the page's data read back."""
 
+import functools
 import json
 import re
 
@@ -98,6 +99,7 @@ def data(page):
     return json.loads(found)
 
 
+@functools.cache
 def everything():
     return {
         "text": text(rows=2), "picture": picture(), "pictures": pictures(), "sound": sound(), "features": sound(True),

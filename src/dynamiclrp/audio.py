@@ -20,6 +20,9 @@ from .media import Sound
 from .presets import Preset
 from .text import accepted
 
+_QUIET = 1e-4  # noise that counts as silence
+_MOMENTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the recording, where bursts are tried
+
 
 def explain_audio(
     model: nn.Module,
@@ -110,34 +113,50 @@ def _input(model: nn.Module, samples: Tensor, rate: int, processor: Any) -> tupl
 def heard(samples: Tensor, rate: int, x: Tensor, process: Callable[[Tensor], Tensor]) -> Sound:
     """What of a recording the model was given: the samples, or a spectrogram, and which seconds of it.
 
-    The seconds are found by asking: a burst of noise at two moments, and where in the features it shows.
+    Axis and seconds are found by asking: a burst of noise at several moments, and where in the features it shows.
     """
     shape = tuple(x.shape[1:])
     if len(shape) == 1 or (len(shape) == 2 and shape[0] == 1 and shape[1] >= len(samples) // 2):
         return Sound(samples, rate)
-    axis = max(range(len(shape)), key=lambda i: shape[i])
-    features, frames, seconds = x[0].detach().float().cpu(), shape[axis], len(samples) / rate
     noise = torch.randn(len(samples), generator=torch.Generator().manual_seed(0)) * samples.abs().max().clamp_min(0.1)
-    silence = _frames(process(1e-4 * noise), axis)
-    found = []
-    for begin, end in ((0.1, 0.14), (0.3, 0.34), (0.5, 0.54), (0.7, 0.74), (0.9, 0.94)):
-        burst = 1e-4 * noise
-        a, b = int(begin * len(samples)), max(int(end * len(samples)), int(begin * len(samples)) + 1)
-        burst[a:b] = noise[a:b]
-        change = (_frames(process(burst), axis) - silence).abs().sum(0)
-        change = (change - change.median()).clamp_min(0)
-        change = torch.where(change > 0.3 * change.max(), change, 0)
-        if change.sum() > 0 and int((change > 0).sum()) < frames // 2:
-            place = float((change * (torch.arange(frames) + 0.5)).sum() / change.sum())
-            found.append(((a + b) / 2 / rate, place))
-    if len(found) < 2 or found[-1][1] <= found[0][1]:
-        return Sound(samples, rate, features, axis, (0.0, seconds))
-    times, places = (torch.tensor(column, dtype=torch.float64) for column in zip(*found))
-    slope = ((places - places.mean()) * (times - times.mean())).sum() / ((times - times.mean()) ** 2).sum()
-    start = float(times.mean() - places.mean() / slope)
-    return Sound(samples, rate, features, axis, (start, start + frames / float(slope)))
+    silence = _row(process(_QUIET * noise))
+    changes = []
+    for moment in _MOMENTS:
+        burst = _QUIET * noise
+        begin, end = int((moment - 0.02) * len(samples)), int((moment + 0.02) * len(samples)) + 1
+        burst[begin:end] = noise[begin:end]
+        changes.append(((begin + end) / 2 / rate, (_row(process(burst)) - silence).abs()))
+    lines = [line for axis in range(len(shape)) if (line := _line(changes, axis)) is not None]
+    if not lines:
+        raise ValueError(
+            f"the processor made features of shape {shape}, in which no axis follows the recording's time. Explain them with "
+            "dynamiclrp.explain."
+        )
+    _, axis, span = max(lines)
+    return Sound(samples, rate, x[0].detach().float().cpu(), axis, span)
 
 
-def _frames(x: Tensor, axis: int) -> Tensor:
-    row = x[0].detach().double().cpu()
-    return row.movedim(axis, -1).reshape(-1, row.shape[axis])
+def _row(x: Tensor) -> Tensor:
+    return x[0].detach().double().cpu()
+
+
+def _line(changes: list[tuple[float, Tensor]], axis: int) -> tuple[float, int, tuple[float, float]] | None:
+    """How far bursts wander along an axis, as a share of it, and the seconds at which it begins and ends."""
+    size = changes[0][1].shape[axis]
+    times, places = [], []
+    for time, change in changes:
+        along = change.movedim(axis, 0).flatten(1).sum(1) if change.dim() > 1 else change
+        along = (along - along.median()).clamp_min(0)
+        along = torch.where(along > 0.3 * along.max(), along, 0)
+        if along.sum() > 0 and int((along > 0).sum()) <= max(1, size // 3):  # a burst is short
+            times.append(time)
+            places.append(float((along * (torch.arange(size) + 0.5)).sum() / along.sum()))
+    if len(times) < 2:
+        return None
+    t, p = torch.tensor(times, dtype=torch.float64), torch.tensor(places, dtype=torch.float64)
+    slope = float(((p - p.mean()) * (t - t.mean())).sum() / ((t - t.mean()) ** 2).sum())
+    wrong = float((p - p.mean() - slope * (t - t.mean())).abs().max())
+    if slope <= 0 or wrong > max(1.5, 0.02 * size):
+        return None
+    begin = float(t.mean() - p.mean() / slope)
+    return float(p.max() - p.min()) / size, axis, (begin, begin + size / slope)
