@@ -116,6 +116,19 @@ def test_nothing_is_left_on_the_model(method):
     assert state(model) == before
 
 
+def test_handles_of_the_users_hooks_still_work():
+    model = plain()
+    calls = []
+    handle = model[0].register_forward_hook(lambda *_: calls.append(1))
+    ev.relevance_of("captum:LRP", model, torch.randn(3, 8), Y)
+    seen = len(calls)
+    model(torch.randn(1, 8))
+    assert len(calls) == seen + 1
+    handle.remove()
+    model(torch.randn(1, 8))
+    assert len(calls) == seen + 1
+
+
 @pytest.mark.parametrize("make", [llama, bert])
 def test_baselines_on_tokens_are_those_of_the_embeddings(make):
     """Against autograd on inputs_embeds, unpadded, where that is the same thing."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dynamiclrp as dlrp
 from dynamiclrp import evaluate as ev
 from dynamiclrp.errors import EvaluationError
 
@@ -100,6 +101,62 @@ def test_exact_contributions_beat_every_other_ranking():
     for _ in range(20):
         other = ev.perturb(model, x, torch.randn_like(x), [0] * 4, measure="logit").metric()
         assert (other <= best + 1e-12).all()
+
+
+def test_an_attribution_goes_in_as_it_is():
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    a = dlrp.explain(model, x, target=0)
+    for inputs in (x, {"input": x}):
+        found = ev.perturb(model, inputs, a, [0] * 3)
+        assert torch.equal(found.metric(), ev.perturb(model, x, a.relevance, [0] * 3).metric())
+
+
+def test_ties_are_broken_by_chance_not_by_place():
+    """A constant explanation ranks like chance: over many inputs the first unit goes first no more often than others."""
+    model = linear([[1.0, 0.0, 0.0, 0.0]])
+    x, nothing = torch.ones(400, 4, dtype=torch.float64), torch.zeros(400, 4)
+    found, again, other = (ev.perturb(model, x, nothing, [0] * 400, measure="logit", step=1, seed=s) for s in (0, 0, 1))
+    first_gone = torch.tensor([curve[1].item() == 0 for curve in found.morf]).double().mean().item()
+    assert 0.17 < first_gone < 0.33
+    assert abs(found.interval().mean) < 0.08
+    assert torch.equal(found.metric(), again.metric()) and not torch.equal(found.metric(), other.metric())
+
+
+def test_accuracy_and_own_measures():
+    model = linear([[1.0, 1.0, 0.0], [0.0, 0.0, 1.5]])
+    x = torch.ones(1, 3, dtype=torch.float64)
+    relevance = torch.tensor([[3.0, 2.0, 1.0]])
+    found = ev.perturb(model, x, relevance, [0], measure="accuracy", step=1)
+    assert found.morf[0].tolist() == [
+        1,
+        0,
+        0,
+        1,
+    ]  # 2 against 1.5; 1 against 1.5; 0 against 1.5; a tie goes to the first
+    assert found.lerf[0].tolist() == [1, 1, 1, 1]
+    margin = ev.perturb(model, x, relevance, [0], measure=lambda out, t: out[:, 0] - out[:, 1], step=1)
+    assert margin.morf[0].tolist() == [0.5, -0.5, -1.5, 0]
+
+
+@pytest.mark.parametrize(("unit", "count"), [("pixel", 144), ("region", 144), (ev.Regions(5), 9), (ev.Patches(6), 4)])
+def test_units_cover_an_image_once(unit, count):
+    """With every unit removed nothing of the image is left."""
+    x = torch.rand(2, 3, 12, 12) + 1
+    gone = []
+
+    def model(x):
+        gone.append((x == 0).all(1).flatten(1).sum(1).max().item())
+        return x.mean((2, 3))
+
+    found = ev.perturb(model, x, torch.randn(2, 12, 12), unit=unit, fill="zero", step=1)
+    assert len(found.fractions[0]) == count + 1
+    assert max(gone) == 144
+
+
+def test_long_curves_have_fifty_steps_unless_told():
+    model, x = nn.Linear(1000, 2), torch.randn(1, 1000)
+    assert len(ev.perturb(model, x, x).fractions[0]) == 51
+    assert ev.perturb(model, x, x, step=300).fractions[0].tolist() == pytest.approx([0, 0.3, 0.6, 0.9, 1])
 
 
 def test_bad_relevance_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import warnings
 from collections.abc import Iterator, Sequence
@@ -31,8 +30,10 @@ def need(module: str, package: str) -> Any:
 def untouched(model: nn.Module) -> Iterator[None]:
     """Within: a foreign package may hang hooks, attributes and weights on the model. After: none are left, even if it
     failed half-way."""
-    modules = [
-        (m, {k: copy.copy(v) if k.endswith("_hooks") else v for k, v in vars(m).items()}) for m in model.modules()
+    modules = [(module, dict(vars(module))) for module in model.modules()]
+    # the dicts of hooks themselves stay: handles of the user's own hooks point at them
+    hooks = [
+        (v, dict(v)) for _, state in modules for k, v in state.items() if k.endswith("_hooks") and isinstance(v, dict)
     ]
     tensors = [(t, t.data, t.requires_grad) for t in (*model.parameters(), *model.buffers())]
     try:
@@ -41,6 +42,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for module, state in modules:
             vars(module).clear()
             vars(module).update(state)
+        for found, before in hooks:
+            found.clear()
+            found.update(before)
         for tensor, data, flag in tensors:
             tensor.data = data
             tensor.requires_grad_(flag)

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import EvaluationError
 from .comparison import Comparison
-from .cost import gradient_times_input, timed
+from .cost import Spent, gradient_times_input, timed
 from .data import Batch, batches, count
 from .fills import Fill, find_fill
 from .methods import Method, find_methods
@@ -145,38 +146,74 @@ class _Run:
             {"input": i, "method": method.name, "data": digests[i], "about": about(method), "target": t}
             for i, t in zip(indices, self.targets.tolist())
         ]
-        try:
-            relevance, cost = timed(
-                lambda: method.relevance(self.subject, self.batch.inputs, self.targets, indices), self.device
-            )
-            ranking = self.perturber.ranking(relevance, [tie_seed(self.seed, i) for i in indices])
-        except Exception as error:  # other packages raise anything; it is reported, beside the table or at once
-            if self.on_error == "raise":
-                raise
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            return [base[row] | {"error": reason} for row in wanted]
-        curves = self.perturber.curves(ranking)
-        sums = relevance.double().flatten(1).sum(1).tolist()
+        spent = _Total()
+        found, failed = self._explain(method, list(range(rows)), spent)
+        records = [base[row] | {"error": failed[row]} for row in wanted if row in failed]
+        good = [row for row in wanted if row in found]
+        if not good:
+            return records
+        nothing = torch.zeros_like(found[good[0]][0])
+        scores = torch.stack([found[row][0] if row in found else nothing for row in range(rows)])
+        ranking = self.perturber.ranking(scores, [tie_seed(self.seed, i) for i in indices])
+        curves = self.perturber.curves(ranking, rows=good)
         shared: dict[str, Any] = {
-            "seconds": cost.seconds / rows,
-            "memory": cost.memory,
+            "seconds": spent.seconds / rows,
+            "memory": spent.memory,
             "rows": rows,
             "warm": self.warm,
         }
         if self.reference is not None:
             shared |= {"reference_seconds": self.reference.seconds / rows, "reference_memory": self.reference.memory}
-        return [
+        return records + [
             base[row]
             | {
-                "fractions": curves.fractions[row].tolist(),
-                "morf": curves.morf[row].tolist(),
-                "lerf": curves.lerf[row].tolist(),
+                "fractions": curves.fractions[place].tolist(),
+                "morf": curves.morf[place].tolist(),
+                "lerf": curves.lerf[place].tolist(),
                 "score": self.scores[row],
-                "relevance": sums[row],
+                "relevance": found[row][1],
             }
             | shared
-            for row in wanted
+            for place, row in enumerate(good)
         ]
+
+    def _explain(
+        self, method: Method, rows: list[int], spent: _Total
+    ) -> tuple[dict[int, tuple[Tensor, float]], dict[int, str]]:
+        """Scores of units and the sum of relevance by row, and why there are none. A batch that fails is taken apart, so
+        that one bad input costs no others."""
+        part = self.batch.pick(rows) if len(rows) < len(self.batch) else self.batch
+        targets = self.targets[torch.tensor(rows, device=self.targets.device)]
+        try:
+            relevance, cost = timed(
+                lambda: method.relevance(self.subject, part.inputs, targets, part.indices), self.device
+            )
+            spent.add(cost)
+            if len(relevance) != len(rows):
+                raise EvaluationError(f"method {method.name!r} gave {len(relevance)} rows of relevance for {len(rows)}")
+            scores = self.perturber.layout.scores(relevance)
+        except Exception as error:  # other packages raise anything; it is reported, beside the table or at once
+            if self.on_error == "raise":
+                raise
+            if len(rows) == 1:
+                return {}, {rows[0]: f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+            parts = [self._explain(method, [row], spent) for row in rows]
+            return {k: v for p, _ in parts for k, v in p.items()}, {k: v for _, p in parts for k, v in p.items()}
+        sums = relevance.double().flatten(1).sum(1).tolist()
+        return {row: (scores[place], sums[place]) for place, row in enumerate(rows)}, {}
+
+
+@dataclass
+class _Total:
+    """What the calls for one batch took together."""
+
+    seconds: float = 0.0
+    memory: int | None = None
+
+    def add(self, cost: Spent) -> None:
+        self.seconds += cost.seconds
+        if cost.memory is not None:
+            self.memory = max(self.memory or 0, cost.memory)
 
 
 def about(method: Method) -> str:
@@ -204,6 +241,8 @@ def fingerprint(model: Callable[..., Any]) -> str:
         return getattr(model, "__qualname__", type(model).__name__)
     found = hashlib.blake2b(digest_size=8)
     for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            continue
         kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(value.element_size())
         bits = value.detach().contiguous().view(kind).sum(dtype=torch.int64) if kind and value.dim() else value
         found.update(f"{name} {tuple(value.shape)} {bits.item() if bits.numel() == 1 else ''}".encode())

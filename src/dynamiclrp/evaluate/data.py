@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import EvaluationError
-from .subject import Inputs, Subject, read_targets
+from .subject import Inputs, Subject, read_inputs, read_targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ def batches(
         raise EvaluationError(f"batches of {size}, limit={limit}: expected 1 or more")
     start = 0
     for raw, wanted in _items(data, targets, size):
-        inputs = subject.read(raw, name)
+        inputs = read_inputs(raw, name)
         if not len(inputs):
             continue
         chosen = None if wanted is None else read_targets(wanted, len(inputs))
@@ -73,7 +73,7 @@ def batches(
             if last <= first:
                 return
             yield Batch(
-                inputs.pick(slice(first, last)),
+                subject.read(inputs.pick(slice(first, last))),
                 None if chosen is None else chosen[first:last],
                 tuple(range(start, start + last - first)),
             )

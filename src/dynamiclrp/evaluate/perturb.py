@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attribution import Attribution
 from ..errors import EvaluationError
 from .fills import Fill, find_fill
 from .metrics import METRICS, Interval, bootstrap, on_grid
@@ -115,22 +116,24 @@ class Perturber:
         self.filled = fill.filled(inputs, subject.model)
         self._ends: dict[tuple[int, int], float] = {}
 
-    def ranking(self, relevance: Tensor, seeds: Sequence[int]) -> Ranking:
-        if len(relevance) != len(self.inputs):
-            raise EvaluationError(f"relevance for {len(relevance)} rows: there are {len(self.inputs)} inputs")
-        return Ranking.of(self.layout.scores(relevance), self.allowed, seeds)
+    def ranking(self, scores: Tensor, seeds: Sequence[int]) -> Ranking:
+        """The order of units by their scores, which `layout.scores` makes of relevance."""
+        return Ranking.of(scores, self.allowed, seeds)
 
     def numbers(self, count: int) -> Tensor:
         """How many units are gone at each point of the curve."""
         step = self.step or -(-count // STEPS)
         return torch.cat([torch.arange(0, count, step), torch.tensor([count])])
 
-    def curves(self, ranking: Ranking, tick: Callable[[int], None] | None = None) -> Curves:
-        """Both curves of every row, in batches over rows, steps and orders alike."""
-        numbers = [self.numbers(int(n)) for n in ranking.counts]
+    def curves(
+        self, ranking: Ranking, tick: Callable[[int], None] | None = None, rows: Sequence[int] | None = None
+    ) -> Curves:
+        """Both curves of the rows (by default all), in batches over rows, steps and orders alike."""
+        wanted = range(len(ranking.counts)) if rows is None else rows
+        numbers = {row: self.numbers(int(ranking.counts[row])) for row in wanted}
         pairs = [
             (row, int(n), least)
-            for row, points in enumerate(numbers)
+            for row, points in numbers.items()
             for n in points.tolist()
             for least in ((False, True) if 0 < n < points[-1] else (False,))
             if (row, n) not in self._ends
@@ -153,9 +156,9 @@ class Perturber:
             return torch.tensor(values, dtype=torch.float64)
 
         return Curves(
-            tuple(points.double() / points[-1] for points in numbers),
-            tuple(curve(row, False) for row in range(len(numbers))),
-            tuple(curve(row, True) for row in range(len(numbers))),
+            tuple(numbers[row].double() / numbers[row][-1] for row in wanted),
+            tuple(curve(row, False) for row in wanted),
+            tuple(curve(row, True) for row in wanted),
         )
 
     def passes(self, ranking: Ranking) -> int:
@@ -182,7 +185,7 @@ class Perturber:
 def perturb(
     model: Callable[..., Any],
     inputs: Any,
-    relevance: Tensor,
+    relevance: Tensor | Attribution,
     targets: Any = None,
     *,
     unit: str | Unit | None = None,
@@ -195,7 +198,7 @@ def perturb(
     embedding: str | None = None,
     progress: bool | None = None,
 ) -> Curves:
-    """MoRF and LeRF curves of a model for relevance from anywhere.
+    """MoRF and LeRF curves of a model for relevance from anywhere: a tensor, rows first, or an `Attribution`.
 
     `unit`: pixel, region, patch, token, feature or an object (`Regions(14)`). `fill`: blur, mean, zero, pad, mask, an
     object (`Blur(51, 20)`) or a function. `measure`: probability, logit, accuracy or `function(output, targets)`.
@@ -218,7 +221,12 @@ def perturb(
     perturber = Perturber(
         subject, batch, wanted, found, find_fill(fill, batch.explained), step=step, batch_size=batch_size
     )
-    ranking = perturber.ranking(relevance, [tie_seed(seed, row) for row in range(len(batch))])
+    if isinstance(relevance, Attribution):
+        relevance = relevance.relevances.get(batch.name, relevance.relevance)
+    if len(relevance) != len(batch):
+        raise EvaluationError(f"relevance for {len(relevance)} rows: there are {len(batch)} inputs")
+    scores = perturber.layout.scores(relevance)
+    ranking = perturber.ranking(scores, [tie_seed(seed, row) for row in range(len(batch))])
     with Progress("perturbing", perturber.passes(ranking), progress) as bar:
         return perturber.curves(ranking, bar.advance)
 

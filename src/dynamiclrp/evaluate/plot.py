@@ -92,7 +92,7 @@ def plot_randomisation(found: Randomisation, path: str | os.PathLike[str] | None
     colours = colours_of(found.methods)
     places = range(len(found.layers) + 1)
     with style.rc_context(STYLE):
-        figure = figure_module.Figure(figsize=(max(7.0, 2.5 + 0.22 * len(found.layers)), 4.6), layout="constrained")
+        figure = figure_module.Figure(figsize=(max(8.0, 4.0 + 0.22 * len(found.layers)), 4.6), layout="constrained")
         axis = figure.subplots()
         for method in found.methods:
             intervals = [found.interval(method, layer, which) for layer in found.layers]
@@ -104,7 +104,7 @@ def plot_randomisation(found: Randomisation, path: str | os.PathLike[str] | None
             axis.fill_between(x, low, high, color=colours[method], alpha=0.14, linewidth=0)
         axis.axhline(0, color="#222222", linewidth=0.8)
         axis.set_xticks(list(places), ["trained", *found.layers], rotation=60, ha="right", fontsize=8)
-        down = "cascading from the output" if found.mode == "cascading" else "one layer at a time"
+        down = "cascading" if found.mode == "cascading" else "one layer at a time"
         axis.set(title=f"Parameter randomisation, {down}", ylabel=f"Spearman correlation ({which})", ylim=(-0.6, 1.05))
         figure.legend(loc="outside right upper")
         if path is not None:
