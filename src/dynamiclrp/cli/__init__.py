@@ -22,7 +22,7 @@ def application() -> Any:
     import typer
 
     from .. import __version__
-    from . import bench, coverage, demo, inspect
+    from . import bench, compare, coverage, demo, generate, image, inspect, text
     from .exits import LEGEND, guarded
 
     app = typer.Typer(
@@ -47,7 +47,7 @@ def application() -> Any:
         [cyan]module.path:callable[/] that returns a model (or a model and its tokenizer).
         """
 
-    for command in (inspect, bench, coverage, demo):
+    for command in (text, generate, image, compare, inspect, bench, coverage, demo):
         name = command.__name__.rpartition(".")[2]
         app.command(name, epilog=command.EXAMPLES)(guarded(command.run))
     return app

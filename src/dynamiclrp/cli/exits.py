@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
-from ..errors import LRPError, PresetError, TargetError
+from ..errors import EvaluationError, LRPError, PresetError, TargetError
 
 
 class Code(IntEnum):
@@ -44,7 +45,7 @@ def code_of(error: BaseException) -> Code:
     match error:
         case UserError():
             return error.code
-        case PresetError() | TargetError():
+        case PresetError() | TargetError() | EvaluationError():
             return Code.USAGE
         case LRPError():
             return Code.EXPLAIN
@@ -72,6 +73,15 @@ def line_of(error: BaseException) -> str:
         case Code.BUG:
             return f"{type(error).__name__}: {text}. Run again with --debug for the traceback"
     return text
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[None]:
+    """Around the verbs: a value that they refuse is an argument that does not fit."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(Code.USAGE, str(error)) from error
 
 
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:

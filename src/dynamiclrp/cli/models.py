@@ -29,6 +29,7 @@ class Loaded:
     tokenizer: Any = None
     processor: Any = None  # makes pixels from a picture
     size: tuple[int, int, int] | None = None  # of pictures: channels, height, width
+    classes: list[str] | None = None  # names, where the model itself does not know them
 
     @property
     def parameters(self) -> int:
@@ -49,9 +50,9 @@ class Loaded:
                 raise UserError(Code.USAGE, f"--text: {self.name} has no tokenizer", "Give --shape")
             made = {key: value.repeat(batch, 1) for key, value in self.tokenizer(text, return_tensors="pt").items()}
         elif shape is not None:
-            made = {name or _first_argument(self.model): torch.randn(*_shape(shape), dtype=dtype)}
+            made = {name or first_argument(self.model): torch.randn(*_shape(shape), dtype=dtype)}
         elif self.size is not None:
-            made = {name or _first_argument(self.model): torch.randn(batch, *self.size, dtype=dtype)}
+            made = {name or first_argument(self.model): torch.randn(batch, *self.size, dtype=dtype)}
         elif name == "input_ids" or self.tokenizer is not None:
             vocabulary = getattr(config.get_text_config(), "vocab_size", 1000)
             made = {"input_ids": torch.randint(0, vocabulary, (batch, tokens or 32))}
@@ -118,7 +119,8 @@ def _shape(text: str) -> list[int]:
     return sizes
 
 
-def _first_argument(model: nn.Module) -> str:
+def first_argument(model: nn.Module) -> str:
+    """The name of the argument that takes the input."""
     import inspect
 
     for name, parameter in inspect.signature(model.forward).parameters.items():
@@ -156,7 +158,7 @@ def _torchvision(spec: str, name: str, random: bool) -> Loaded:
         model = models.get_model(name, weights=None if random else weights)
     except (OSError, RuntimeError) as error:
         raise _no_weights(spec, error) from None
-    return Loaded(spec, model, processor=transform, size=(3, side, side))
+    return Loaded(spec, model, processor=transform, size=(3, side, side), classes=weights.meta.get("categories"))
 
 
 def _timm(spec: str, name: str, random: bool) -> Loaded:
@@ -171,7 +173,12 @@ def _timm(spec: str, name: str, random: bool) -> Loaded:
     except (OSError, RuntimeError) as error:
         raise _no_weights(spec, error) from None
     config = timm.data.resolve_model_data_config(model)
-    return Loaded(spec, model, processor=timm.data.create_transform(**config), size=config["input_size"])
+    classes = None
+    if getattr(model, "num_classes", 0) == 1000:
+        info = timm.data.ImageNetInfo()
+        classes = [info.index_to_description(i) for i in range(1000)]
+    transform = timm.data.create_transform(**config)
+    return Loaded(spec, model, processor=transform, size=config["input_size"], classes=classes)
 
 
 def _gguf(spec: str) -> Loaded:
@@ -287,14 +294,17 @@ def _callable(spec: str, module: str, name: str) -> Loaded:
         )
     if rest and hasattr(rest[0], "decode"):
         return Loaded(spec, model, tokenizer=rest[0])
-    return Loaded(spec, model, processor=rest[0] if rest else None)
+    processor = rest[0] if rest else None
+    return Loaded(spec, model, processor=processor, classes=getattr(processor, "classes", None))
 
 
 def _transformers_package() -> Any:
     from ..coverage.case import mend_torchvision
 
     mend_torchvision()  # transformers imports it
-    return _need("transformers", "pip install 'dynamiclrp[text]'")
+    transformers = _need("transformers", "pip install 'dynamiclrp[text]'")
+    transformers.utils.logging.disable_progress_bar()  # there is a spinner already
+    return transformers
 
 
 def _need(module: str, install: str) -> Any:

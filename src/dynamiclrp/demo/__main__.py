@@ -1,0 +1,7 @@
+"""`python -m dynamiclrp.demo`."""
+
+import sys
+
+from . import main
+
+sys.exit(main())
