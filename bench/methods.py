@@ -95,7 +95,7 @@ def lxt(path: str, model: nn.Module, inputs: dict[str, Any]) -> Iterator[Call]:
     from transformers.models.llama import modeling_llama as module
 
     sys.path.insert(0, path)
-    before = {name: value for name, value in vars(module).items()}
+    before = dict(vars(module))
     forwards = {kind: kind.forward for kind in before.values() if isinstance(kind, type) and "forward" in vars(kind)}
     dropout = nn.Dropout.forward
     attention = dict(module.ALL_ATTENTION_FUNCTIONS._global_mapping)

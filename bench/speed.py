@@ -18,11 +18,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import methods
 import torch
-from models import MODELS, build
 
+import methods
 from dynamiclrp.timing import measure
+from models import MODELS, build
 
 FLOOR = "gradient x input"
 

@@ -18,12 +18,12 @@ def encoder() -> nn.Module:
 
 
 def test_tensors_on_the_cpu_are_refused():
-    with pytest.raises(dlrp.CaptureError, match="on cpu.*leave out cuda_graph"):
+    with pytest.raises(dlrp.CaptureError, match=r"on cpu.*leave out cuda_graph"):
         dlrp.Explainer(nn.Linear(3, 2), cuda_graph=True)(torch.ones(1, 3))
 
 
 def test_arguments_that_are_no_plain_values_are_refused():
-    with pytest.raises(dlrp.CaptureError, match="'extra' is a list.*plain values"):
+    with pytest.raises(dlrp.CaptureError, match=r"'extra' is a list.*plain values"):
         dlrp.Explainer(nn.Linear(3, 2), cuda_graph=True)(extra=[torch.ones(1, 3)])
 
 
@@ -95,7 +95,7 @@ def test_a_model_that_looks_at_its_values_cannot_be_captured_and_works_afterward
             return self.linear(x) * (1.0 if x.sum().item() > 0 else 2.0)
 
     model, x = Looks().cuda(), torch.randn(1, 4, device="cuda")
-    with pytest.raises(dlrp.CaptureError, match="Looks cannot be captured.*leave out cuda_graph"):
+    with pytest.raises(dlrp.CaptureError, match=r"Looks cannot be captured.*leave out cuda_graph"):
         dlrp.Explainer(model, cuda_graph=True)(x)
     assert torch.isfinite(dlrp.explain(model, x).relevance).all()
 

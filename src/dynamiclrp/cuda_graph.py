@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .attribution import Attribution
 from .errors import CaptureError, LRPError
 from .explainer import largest, sound
-from .forward import Call
+from .forward import Call, modules_of
 from .targets import Seed, Target, seed_for
 
 if TYPE_CHECKING:
@@ -30,14 +30,9 @@ def key_of(
 ) -> tuple[Any, ...]:
     """What a capture is good for: shapes and plain values of the arguments, and where the model's weights are."""
     named = [*enumerate(args), *kwargs.items()]
-    where = hash(
-        tuple(
-            t.data_ptr()
-            for m in model.modules()
-            for t in (*m._parameters.values(), *m._buffers.values())
-            if t is not None
-        )
-    )
+    modules = modules_of(model)
+    weights = [t for module in modules for t in (*module._parameters.values(), *module._buffers.values())]
+    where = hash(tuple([t.data_ptr() for t in weights if t is not None]))
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     return (tuple((name, _plain(name, value)) for name, value in named), tuple(layers), many, where, autocast)
 
@@ -94,6 +89,7 @@ class Captured:
         except LRPError:
             raise
         except RuntimeError as error:
+            _end_capture(stream)
             raise CaptureError(
                 f"{type(explainer.model).__name__} cannot be captured as a CUDA graph: {str(error).splitlines()[0]} "
                 "(the model moves numbers between GPU and CPU, or does other work that a graph cannot hold, while it runs). "
@@ -137,3 +133,9 @@ class Captured:
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(value.shape)) for value in self._inputs)
         return f"Captured({shapes}; {self.memory / 2**20:.0f} MiB)"
+
+
+def _end_capture(stream: torch.cuda.Stream) -> None:
+    """A capture that failed leaves torch's random generator in capture; one that succeeds ends that."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        torch.zeros(1, device=stream.device)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .attribution import Attribution
 from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
-from .forward import Call, Forward
+from .forward import Call, Forward, modules_of
 from .graph import Graph
 from .ledger import Ledger, Locator
 from .ops import OPS
@@ -258,23 +258,20 @@ def one_of(on_missing: str) -> str:
 
 
 def _warn_training(model: nn.Module) -> None:
-    noisy = [
-        name or type(module).__name__
-        for name, module in model.named_modules()
-        if module.training
-        and (
-            (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0)
-            or isinstance(module, nn.modules.batchnorm._BatchNorm)
-        )
-    ]
-    if noisy:
-        shown = ", ".join(noisy[:4]) + (f" and {len(noisy) - 4} more" if len(noisy) > 4 else "")
-        warnings.warn(
-            f"the model is in training mode: dropout and batch norm ({shown}) make every prediction, and so its explanation, "
-            "different. Call model.eval() first.",
-            TrainingModeWarning,
-            stacklevel=_caller(),
-        )
+    def is_noisy(module: nn.Module) -> bool:
+        drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+        return module.training and (drops or isinstance(module, nn.modules.batchnorm._BatchNorm))
+
+    if not any(map(is_noisy, modules_of(model))):
+        return
+    noisy = [name or type(module).__name__ for name, module in model.named_modules() if is_noisy(module)]
+    shown = ", ".join(noisy[:4]) + (f" and {len(noisy) - 4} more" if len(noisy) > 4 else "")
+    warnings.warn(
+        f"the model is in training mode: dropout and batch norm ({shown}) make every prediction, and so its explanation, "
+        "different. Call model.eval() first.",
+        TrainingModeWarning,
+        stacklevel=_caller(),
+    )
 
 
 def _caller() -> int:

@@ -123,6 +123,18 @@ class Forward:
         return collect(self.sources), collect(self.layers)
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """All modules, each once; `model.modules()` takes ten times as long, at every call."""
+    found = {id(model): model}
+    stack = [model]
+    while stack:
+        for module in stack.pop()._modules.values():
+            if module is not None and id(module) not in found:
+                found[id(module)] = module
+                stack.append(module)
+    return list(found.values())
+
+
 class Call:
     """A model with its arguments, ready to run forward as often as needed. Leaves the model as it was."""
 
@@ -130,10 +142,11 @@ class Call:
         self, model: nn.Module, preset: Preset, args: tuple[Any, ...], kwargs: dict[str, Any], layers: tuple[str, ...]
     ) -> None:
         self.model, self.preset, self.layers = model, preset, layers
-        self.modules = dict(model.named_modules())
-        unknown = [name for name in layers if name not in self.modules]
+        self.modules = modules_of(model)
+        self.named = dict(model.named_modules()) if layers or preset.modules else {}
+        unknown = [name for name in layers if name not in self.named]
         if unknown:
-            raise PresetError(f"layers {unknown}: no such module. Known: {', '.join(list(self.modules)[1:9])}, …")
+            raise PresetError(f"layers {unknown}: no such module. Known: {', '.join(list(self.named)[1:9])}, …")
         self.floats: dict[str, Tensor] = {}
         self.integers: dict[str, Tensor] = {}
         names, self.order = _argument_names(model)
@@ -202,9 +215,8 @@ class Call:
         ranges: list[tuple[int, int, str]] = []
         recorder = Recorder() if record else None
         tracker = Tracker(self.integers) if track else None
-        modules = list(self.modules.values())
-        with _gradients(modules, self.preset, bool(self.integers), freeze), self._watch(watched, ranges):
-            with torch.enable_grad(), _primitive_recurrence(modules):
+        with _gradients(self.modules, self.preset, bool(self.integers), freeze), self._watch(watched, ranges):
+            with torch.enable_grad(), _primitive_recurrence(self.modules):
                 with recorder or nullcontext(), tracker or nullcontext():
                     raw = self._forward()
                 output = unwrap(raw)
@@ -296,9 +308,9 @@ class Call:
         handles = []
         try:
             for name in self.layers:
-                handles.append(self.modules[name].register_forward_hook(_keep_output(name, watched)))
+                handles.append(self.named[name].register_forward_hook(_keep_output(name, watched)))
             if self.preset.modules:
-                for name, module in self.modules.items():
+                for name, module in self.named.items():
                     handles += _note_range(name, module, ranges)
             yield
         finally:

@@ -19,6 +19,7 @@ from .capture import Saved, is_checkpointed, leaf_value, output_shape, read_ahea
 from .errors import UnsupportedTensorError
 from .graph import Graph
 from .ops import Op
+from .ops.fused import kernel
 from .ops.normalise import batch_norm_affine
 from .ops.table import unbroadcast
 from .plan import Plan
@@ -31,8 +32,10 @@ from .targets import Seed
 class Values:
     """Promises fulfilled: each value is computed once, when first needed, and let go after its last use."""
 
-    def __init__(self, plan: Plan, graph: Graph, outputs: Sequence[Tensor], keep: bool = False) -> None:
-        self.plan, self.graph, self.outputs, self.keep = plan, graph, outputs, keep
+    def __init__(
+        self, plan: Plan, graph: Graph, outputs: Sequence[Tensor], keep: bool = False, batched: bool = False
+    ) -> None:
+        self.plan, self.graph, self.outputs, self.keep, self.batched = plan, graph, outputs, keep, batched
         self.left = dict(plan.uses)
         self.scratch: dict[Any, Tensor] = {}  # what many nodes need alike
         checkpointed = [node for node in plan.touched if is_checkpointed(graph.handles[node])]
@@ -169,6 +172,16 @@ class Here:
         assert self.op.forward is not None
         return self.op.forward(self.saved, *operands)
 
+    def times_ratio(self, s: Tensor) -> Tensor:
+        """`s · f(x)/x` of an activation that has it in closed form."""
+        assert self.op.ratio is not None
+        if self.op.fused is not None and not self._values.batched:
+            x = self.saved.self
+            compiled = kernel(self.op.fused(self.saved), s, x)
+            if compiled is not None:
+                return compiled(s, x)
+        return s * self.op.ratio(self.saved)
+
     def on_live(self, grads: Grads, edit: Callable[[Tensor], Tensor]) -> Grads:
         """Edit what goes to the live operands (of a product or linear map: to its live factors)."""
         return [edit(g) if g is not None and i in self.step.live_factors else g for i, g in enumerate(grads)]
@@ -283,6 +296,8 @@ class Here:
 
 def _same_dtype(*tensors: Tensor) -> list[Tensor]:
     """Under autocast the factors of one product may differ: take the widest."""
+    if all(tensor.dtype == tensors[0].dtype for tensor in tensors):
+        return list(tensors)
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return [tensor.to(dtype) for tensor in tensors]
 
@@ -310,9 +325,11 @@ def run(
                 seed.relevance(output) if form == "R" else seed.coefficient
                 for seed, output, form in zip(seeds, outputs, plan.output_forms)
             ]
-            values = Values(plan, graph, outputs, keep=watch is not None)
+            values = Values(plan, graph, outputs, keep=watch is not None, batched=batched)
+            device = outputs[0].device.type
             for step in plan.hooked if watch is None else plan.steps:
-                _attach(step, graph.handles[step.node], values, handles, watch)
+                if step.rule.device in (None, device) or step.convert or step.multiply or watch is not None:
+                    _attach(step, graph.handles[step.node], values, handles, watch)
             found = torch.autograd.grad(
                 outputs, edges, starts, retain_graph=retain_graph, allow_unused=True, is_grads_batched=batched
             )

@@ -12,7 +12,7 @@ from .table import Kind, row
 def _layer_norm_fixed(n: Any, s: Tensor) -> Tensor:
     # LayerNorm's own backward for an input that equals its mean: the term of the standard deviation vanishes.
     rstd = n.result2
-    return torch.ops.aten.native_layer_norm_backward(
+    return torch.ops.aten.native_layer_norm_backward.default(
         s, n.zeros_like(s), n.normalized_shape, n.zeros_like(rstd), rstd, n.weight, None, [True, False, False]
     )[0]
 

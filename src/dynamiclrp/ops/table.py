@@ -73,6 +73,7 @@ class Op:
     join: Callable[..., Tensor] | None = None  # the same for several outputs: (saved, outputs) → operand
     linear: LinearMap | None = None
     ratio: Callable[[Any], Tensor] | None = None  # activations: f(x)/x in closed form, from saved values
+    fused: Callable[[Any], str] | None = None  # activations that keep their input: the kernel for s·f(x)/x (fused.py)
     fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
     weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
     rectifies: bool = False  # zero gradient wherever output differs from input: output serves as input

@@ -25,8 +25,7 @@ Grads = list[Tensor | None]
 
 def stabilise(denominator: Tensor, eps: float) -> Tensor:
     """`d + eps * sgn(d)` with sgn(0) = +1, so that nothing is divided by zero (eps never underflows)."""
-    eps = usable(eps, denominator)
-    return torch.where(denominator < 0, denominator - eps, denominator + eps)
+    return torch.add(denominator, sign(denominator), alpha=usable(eps, denominator))
 
 
 def usable(eps: float, like: Tensor) -> float:
@@ -35,8 +34,8 @@ def usable(eps: float, like: Tensor) -> float:
 
 
 def sign(x: Tensor) -> Tensor:
-    """sgn(x) with sgn(0) = +1."""
-    return torch.where(x < 0, -1.0, 1.0).to(x.dtype)
+    """sgn(x) with sgn(0) = +1, in one kernel."""
+    return torch.copysign(torch.ones((), dtype=x.dtype), x)
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -63,6 +62,7 @@ class Rule:
     delivers_relevance = False  # hands down R, not s
     kinds: frozenset[str] | None = None  # the kinds of operations it can serve; None: all
     needs_parameters = False  # computes with biases and other parameters that are added
+    device: str | None = None  # the kind of device on which it has something to do; None: all
 
     def fits(self, kind: str) -> bool:
         """Can it serve operations of this kind?"""

@@ -59,9 +59,11 @@ class LinearRule(Rule):
         if self.bias == "absolute" and here.step.has_bias:
             bias = here.bias
             z = z - bias
-            share = r / (z.abs() + bias.abs() + usable(self.eps, z))
-            here.bias_coefficient = share * sign(bias)
-            r = share * z.abs()
+            magnitude = z.abs()
+            share = r / (magnitude + bias.abs().add_(usable(self.eps, z)))
+            if here.wants_bias:
+                here.bias_coefficient = share * sign(bias)
+            r = share * magnitude
         return r, z
 
     def give_bias(self, here: Here, grads: Grads) -> Grads:

@@ -54,7 +54,7 @@ class Identity(Rule):
         if here.step.form == "R":
             return _first_only(grads, s)
         if here.op.ratio is not None:
-            passed = s * here.op.ratio(here.saved)
+            passed = here.times_ratio(s)
         else:
             x, y = here.operand(0), here.output
             passed = self._divide(s * y.conj(), x.conj()) if x.is_complex() else self._divide(s * y, x)
@@ -178,6 +178,10 @@ class Affine(Rule):
     @property
     def needs_parameters(self) -> bool:  # type: ignore[override]
         return self.bias == "absolute"
+
+    @property
+    def device(self) -> str | None:  # type: ignore[override]
+        return "cpu" if self.bias == "proportional" else None
 
     def edits(self, step: Step) -> tuple[bool, bool]:
         return self.bias == "proportional", self.bias == "absolute"

@@ -39,7 +39,7 @@ class AbsoluteShare(Rule):
         values = {i: here.operand(i) for i in here.step.sharers}
         if here.op.weights is not None:
             factors = here.op.weights(here.saved)
-            values = {i: value * factors[i] for i, value in values.items()}
+            values = {i: value if factors[i] == 1 else value * factors[i] for i, value in values.items()}
             total = reduce(torch.add, [value.abs() for value in values.values()])
         else:  # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
             total = here.replay(values[0].abs())
@@ -78,6 +78,13 @@ class ProductShare(Rule):
         quotient = here.step.is_quotient
         magnitude = [first.abs(), second.reciprocal().abs() if quotient else second.abs()]
         total = magnitude[0] + magnitude[1]
+        if here.carries_s and first.shape == second.shape and not s.is_complex() and here.step.name in ("Mul", "Div"):
+            # the share of the native backward, which divides by nothing; a divisor's has the other sign
+            unit = total.add_(usable(self.eps, total)).reciprocal_()
+            parts = [m.mul_(unit) for m in magnitude]
+            parts = [parts[0], -parts[1]] if quotient else parts
+            shared = dict(zip(values, parts))
+            return [None if g is None else g * shared[i] for i, g in enumerate(grads)]
         if here.carries_s:
             s = s * (first / second if quotient else first * second)
             s = s * here.saved.value if here.step.name.startswith("Addc") else s
