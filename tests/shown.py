@@ -24,6 +24,13 @@ def text(rows=1, answer="drawer", contrast=None):
     return dlrp.Attribution(**{**vars(made), "answers": answers, "about": {"model": "Bag", "task": "test"}})
 
 
+def long_text(length=300):
+    torch.manual_seed(11)
+    model = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(4 * length, 2))
+    a = dlrp.explain(model, torch.randint(0, 50, (1, length)), target=0)
+    return a.seen_as(input=Tokens.of([f" word{i}" for i in range(length)]))
+
+
 def picture(seen=(10.0, 5.0, 90.0, 55.0), file=None):
     import io
 

@@ -11,8 +11,9 @@ from torch import nn
 
 import dynamiclrp as dlrp
 from dynamiclrp.archive import write_whole
-from dynamiclrp.attribution import Account, pool, sinks
+from dynamiclrp.attribution import Account, sinks
 from dynamiclrp.media import FIRST, PADDING, SPECIAL, Picture, Sound, Table, Tokens, readable
+from dynamiclrp.parts import pool
 
 
 def linear(rows=1, **options):
@@ -106,6 +107,17 @@ def test_pooling_adds_up_channels_and_patches():
         linear().pool(2)
     with pytest.raises(KeyError, match="no input 'pixels'"):
         a.pool(2, "pixels")
+
+
+def test_regions_are_named_by_the_original_pictures_pixels():
+    a = image(28, 28).seen_as(input=Picture(b"", "image/png", 112, 90, (8.0, 0.0, 64.0, 84.0)))
+    parts = a.parts()
+    assert len(parts) == 14 * 14 and (parts[15].index, parts[15].label) == ((1, 1), "x 12–16, y 6–12")
+    assert parts[15].relevance == pytest.approx(float(a.relevance[0, :, 2:4, 2:4].double().sum()), abs=1e-9)
+    assert sum(p.relevance for p in parts) == pytest.approx(float(a.relevance.sum()), abs=1e-5)
+    assert [p.relevance for p in image(28, 28).parts()] == [
+        p.relevance for p in parts
+    ]  # pixels are known without a picture
 
 
 def test_heat_maps_add_up_channels():

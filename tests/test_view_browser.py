@@ -99,6 +99,19 @@ def test_words_are_sums_of_tokens(look):
     )
 
 
+def test_long_texts_list_their_strongest_tokens_and_lead_to_them(look):
+    a = shown.long_text()
+    page = look(a, height=500)
+    rows = page.locator(".strongest tr")
+    assert rows.count() == 10
+    best = int(a.relevance[0].abs().argmax())
+    assert float(rows.first.get_attribute("data-value")) == pytest.approx(float(a.relevance[0, best]), abs=1e-7)
+    rows.first.locator("button").click()
+    token = page.locator(f".token[data-index='{best}']")
+    token.wait_for()
+    assert "found" in token.get_attribute("class")
+
+
 def test_the_tip_shows_the_value_by_mouse_and_by_keyboard(look):
     a = shown.text()
     page = look(a)

@@ -8,13 +8,14 @@ torch.Size([1, 4])
 
 from typing import TYPE_CHECKING, Any
 
-from .attribution import Account, Answer, Attribution, Part
+from .attribution import Account, Answer, Attribution
 from .errors import *  # noqa: F403
 from .errors import __all__ as _errors
 from .explain import Explainer, Report, explain, inspect, plan, relevance
 from .graph import Graph
 from .ledger import Ledger
 from .ops import Kind, LinearMap, register
+from .parts import Part
 from .plan import Plan
 from .presets import PRESETS, Preset, preset
 from .promise import Branch, Promise

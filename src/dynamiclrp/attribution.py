@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .media import FIRST, PADDING, SPECIAL, Medium, Picture, Sound, Table, Tokens
+from .media import FIRST, PADDING, SPECIAL, Medium, Picture, Tokens
+from .parts import Part, parts_of, pool
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -46,17 +47,6 @@ class Answer:
 
     def __str__(self) -> str:
         return self.label if self.contrast is None else f"{self.label} rather than {self.contrast}"
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of an input and its relevance: a token, a word, a region, a stretch of sound, a column."""
-
-    input: str
-    row: int
-    index: Any
-    label: str
-    relevance: float
 
 
 class Viewable:
@@ -204,45 +194,11 @@ class Attribution(Viewable):
         ]
 
     def _parts(self, name: str, row: int, words: bool) -> list[Part]:
-        values = self.relevances[name].detach().double().cpu()
-        values = values[row] if values.dim() else values
-        medium = self.media[name][row] if name in self.media else None
-        if medium is None and self.media:
-            return [Part(name, row, None, name, float(values.sum()))]
-
-        def part(index: Any, label: str, value: Tensor) -> Part:
-            return Part(name, row, index, label, float(value))
-
-        match medium:
-            case Tokens():
-                spans = medium.words() if words else [(i, i + 1) for i in range(len(medium.pieces))]
-                return [
-                    part((a, b) if words else a, medium.label(a, b), values[a:b].sum())
-                    for a, b in spans
-                    if medium.kinds[a] != PADDING or bool(values[a:b].any())
-                ]
-            case Table():
-                flat = values.flatten()
-                return [part(i, name_, flat[i]) for i, name_ in enumerate(medium.columns)]
-            case Picture():
-                heat = self.heat_map(name, row, original=False)
-                size = max(1, min(heat.shape) // 14)
-                grid = pool(heat, size)
-                return [
-                    part((y, x), f"x {x * size}–{min((x + 1) * size, heat.shape[1])}, y {y * size}–{min((y + 1) * size, heat.shape[0])}", grid[y, x])
-                    for y in range(grid.shape[0])
-                    for x in range(grid.shape[1])
-                ]  # fmt: skip
-            case Sound():
-                begin, end = medium.moments()
-                chunks = medium.line(values).tensor_split(min(50, len(medium.line(values))))
-                step = (end - begin) / len(chunks)
-                return [part(i, f"{begin + i * step:.2f} s", chunk.sum()) for i, chunk in enumerate(chunks)]
-        indices = [tuple(index) for index in torch.cartesian_prod(*(torch.arange(n) for n in values.shape)).reshape(values.numel(), -1).tolist()] if values.dim() else [()]  # fmt: skip
-        return [
-            part(i[0] if len(i) == 1 else i, f"{name}{list(i) if i else ''}", value)
-            for i, value in zip(indices, values.flatten())
-        ]
+        relevance = self.relevances[name]
+        values = relevance[row] if relevance.dim() else relevance
+        if self.media and name not in self.media:
+            return [Part(name, row, None, name, float(values.double().sum()))]
+        return parts_of(name, row, values, self.media[name][row] if self.media else None, words)
 
     def words(self) -> list[Part]:
         """Tokens added up to words; other inputs' parts as they are."""
@@ -315,15 +271,6 @@ class Attribution(Viewable):
             f"Attribution({shapes}; target={target}, score={float(self.seed.sum()):.4g}, "
             f"sum of relevance={total:.4g}, preset={self.preset.name})"
         )
-
-
-def pool(heat: Tensor, size: int) -> Tensor:
-    """Sums over patches of size x size; the last ones may be smaller."""
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"pool size {size!r}: expected a positive number of pixels")
-    height, width = heat.shape
-    padded = torch.nn.functional.pad(heat, (0, -width % size, 0, -height % size))
-    return padded.unflatten(0, (-1, size)).unflatten(2, (-1, size)).sum((1, 3))
 
 
 def frame_of(parts: list[Part]) -> Any:

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attribution import Account, Answer, Attribution, Part, Viewable, frame_of
+from .attribution import Account, Answer, Attribution, Viewable, frame_of
 from .errors import TargetError
 from .explain import Explainer
 from .media import Tokens
+from .parts import Part
 from .presets import Preset
 from .text import accepted, decoder_start, task_of
 from .tokens import Encoded, Messages, encode, encode_chat, read_tokens, token_id

@@ -21,6 +21,7 @@ from ..attribution import Attribution, Viewable
 from ..comparison import Comparison
 from ..generation import Generation
 from ..media import Medium, Picture, Sound, Table, Tokens
+from ..parts import is_picture
 
 _FULL = 32767
 _BINS = 900  # of a waveform
@@ -96,7 +97,7 @@ def _input(name: str, values: Tensor, medium: Medium | None, pictures: list[str]
             return _image(name, heat, pictures.index(source), (medium.width, medium.height), medium.seen)
         case Sound():
             return {"kind": "sound", "name": name, **_sound(medium, values)}
-    if values.dim() == 3 and values.shape[0] <= 4 and min(values.shape[1:]) >= 4:
+    if is_picture(values):
         height, width = values.shape[1:]
         return _image(name, values.sum(0), None, (width, height), (0, 0, width, height))
     every = values.flatten()

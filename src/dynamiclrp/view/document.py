@@ -164,7 +164,7 @@ def _panel(index: int, panel: dict[str, Any], alone: bool) -> str:
         if kept or index  # said once
         else '<p class="note">Biases and other constants keep their share; <code>ledger=True</code> says who.</p>'
     )
-    return f'<article class="panel">{head}<div class="body">{figures}<div class="account">{table}{note}</div></div></article>'
+    return f'<article class="panel">{head}<div class="body"><div class="figures">{figures}</div><div class="account">{table}{note}</div></div></article>'
 
 
 def _generation() -> str:

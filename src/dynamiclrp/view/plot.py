@@ -11,6 +11,7 @@ from ..attribution import Attribution, Viewable, sinks
 from ..comparison import Comparison
 from ..generation import Generation
 from ..media import PADDING, Picture, Sound, Tokens, readable
+from ..parts import is_picture, pool
 from .account import number, percent
 from .colours import palette as find_palette
 
@@ -81,7 +82,7 @@ def _panels(result: Viewable) -> list[tuple[str, str, Any]]:
             for name in [n for n in a.relevances if n in a.media] or list(a.relevances):
                 medium = a.media[name][0] if name in a.media else None
                 kind = {Tokens: "tokens", Picture: "image", Sound: "sound"}.get(type(medium), "bars")
-                if medium is None and a.relevances[name].dim() == 4 and a.relevances[name].shape[1] <= 4:
+                if medium is None and is_picture(a.relevances[name][0]):
                     kind = "image"
                 panels.append((kind, title, (a, name)))
     return panels
@@ -114,8 +115,6 @@ def _draw(axis: Any, kind: str, title: str, value: Any, colours: _Colours, words
 
 
 def _image(axis: Any, a: Attribution, name: str, colours: _Colours, patch: int) -> None:
-    from ..attribution import pool
-
     heat = pool(a.heat_map(name, original=False), patch).double()
     medium = a.media[name][0] if name in a.media else None
     full = float(torch.quantile(heat.abs().flatten()[: 2**24], 0.995)) or float(heat.abs().max()) or 1.0
@@ -152,8 +151,9 @@ def _bars(axis: Any, a: Attribution, name: str, colours: _Colours, words: bool, 
         values = a.relevances[name][0].double().tolist()
         apart = set(sinks(medium, values))
         held = sum(abs(values[i]) for i in apart) / (sum(map(abs, values)) or 1)
-        if apart:
+        if held:
             note = f"special tokens hold {percent(held)}, not drawn"
+        if apart:
             parts = [part for part in parts if part.index not in apart]
     largest = sorted(parts, key=lambda part: -abs(part.relevance))[:_BARS]
     chosen = [part for part in parts if part in largest] if in_order else largest
@@ -213,4 +213,4 @@ def _matrix(axis: Any, g: Generation, colours: _Colours, words: bool) -> None:
     axis.tick_params(length=0)
     axis.set_xlabel("context")
     axis.set_ylabel("generated")
-    axis.figure.colorbar(drawn, ax=axis, shrink=0.6, label="relevance, each row by its largest plain token", pad=0.01)
+    axis.figure.colorbar(drawn, ax=axis, shrink=0.6, label="relevance, scaled by row", pad=0.01)

@@ -138,6 +138,7 @@
     const long = shown.length > 160;
     const line = element("p", { class: `line ${long ? "small" : "large"}` });
     let word = null;
+    const spans = [];
     shown.forEach((u, i) => {
       const strength = Math.min(1, Math.abs(u.value) / full);
       const text = `${visible(u.text)}  ${signed(u.value)}  (${percent(Math.abs(u.value) / total)})`;
@@ -146,6 +147,7 @@
         "data-value": u.value, "data-index": u.start, "aria-label": text,
         onmouseenter: () => above(span, text), onmouseleave: hush, onfocus: () => above(span, text), onblur: hush,
       }, element("b", {}, long ? flowing(u.text) : visible(u.text)), element("i", {}, brief(u.value, full)));
+      spans.push(span);
       if (long) { line.append(span); return; }
       // the space before a word belongs to its token: it begins a new word, the other pieces stay together
       if (!word || /^\s/.test(u.text) || apart[i] || (i && apart[i - 1])) {
@@ -158,6 +160,10 @@
     host.append(line);
     const own = strip(shown, apart, values);
     if (own) host.append(own);
+    if (shown.length > 60) {  // too many to find the strong ones by eye
+      const entries = shown.map((u, i) => ({ name: visible(u.text), value: u.value, span: spans[i] })).filter((_, i) => !apart[i]);
+      host.append(bars(strongest(entries), "strongest"));
+    }
   };
 
   // ---- pictures ----
@@ -282,14 +288,21 @@
 
   // ---- signed bars ----
 
-  const bars = (rows, zeroed = true) => {
+  // a name in a list that leads to where it stands in the text
+  const jump = (name, span) => element("button", { type: "button", class: "jump", onclick: () => {
+    span.scrollIntoView({ block: "center", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    span.classList.add("found");
+    setTimeout(() => span.classList.remove("found"), 1600);
+  } }, name);
+  const strongest = (entries, most = 10) => entries.filter((e) => e.value).sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, most);
+  const bars = (rows, style = "") => {
     const low = Math.min(0, ...rows.map((r) => r.value)), high = Math.max(0, ...rows.map((r) => r.value)), width = high - low || 1;
     const zero = 100 * -low / width, cells = rows.some((r) => r.cell);
-    const table = element("table", { class: "signed", style: { "--zero": `${zero}%` } });
+    const table = element("table", { class: `signed ${style}`.trim(), style: { "--zero": `${zero}%` } });
     rows.forEach((r) => {
       const from = 100 * (Math.min(0, r.value) - low) / width;
       const bar = element("span", { class: `bar ${side(r.value)}`, style: { left: `${from}%`, width: `${100 * Math.abs(r.value) / width}%` } });
-      table.append(element("tr", { "data-value": r.value }, element("th", { scope: "row", title: r.title || r.name }, r.name),
+      table.append(element("tr", { "data-value": r.value }, element("th", { scope: "row", title: r.title || r.name }, r.span ? jump(r.name, r.span) : r.name),
         ...(cells ? [element("td", { class: "cell" }, r.cell || "")] : []),
         element("td", { class: "track" }, bar), element("td", { class: "value" }, signed(r.value))));
     });
@@ -351,8 +364,8 @@
       span.style.setProperty("--a", strength.toFixed(3));
     };
     const list = (entries, name) => {
-      const top = entries.filter((e) => e.value).sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, 10);
-      return top.length ? bars(top.map((e) => ({ name: visible(e.text), title: `${name} ${e.index}`, value: e.value }))) : element("p", { class: "note" }, "nothing");
+      const top = strongest(entries).map((e) => ({ name: visible(e.text), title: `${name} ${e.index}`, value: e.value, span: e.span }));
+      return top.length ? bars(top) : element("p", { class: "note" }, "nothing");
     };
     // tokens of the context added up to words, where that is asked for
     const grouped = (values, stop) => units({ pieces: g.pieces.slice(0, stop), kinds: g.kinds, values, words: g.words.filter((w) => w < stop) }, words);
@@ -379,14 +392,14 @@
         element("p", { class: "step" }, `token ${i + 1} of ${count}${held ? ", held" : ""}`),
         element("h2", {}, visible(g.generated[i])),
         element("p", { class: "step" }, `${percent(g.probabilities[i])} · ${g.contrasts.length ? "lead" : "score"} ${number(g.scores[i])}${against} · ${number(total)} of it reached the context`),
-        ...(aside ? [aside] : []), list(shown.filter((_, k) => !marks[k]).map((u) => ({ ...u, index: u.start })), "token"),
+        ...(aside ? [aside] : []), list(shown.filter((_, k) => !marks[k]).map((u) => ({ ...u, index: u.start, span: spans[u.start] })), "token"),
         element("p", { class: "others" }, `likeliest here: ${others}`));
     };
     const showColumn = (j) => {
       const led = [];
-      for (let i = Math.max(0, j - g.start + 1); i < count; i++) led.push({ text: g.generated[i], index: i, value: matrix.values[i * columns + j], step: i });
+      for (let i = Math.max(0, j - g.start + 1); i < count; i++) led.push({ text: g.generated[i], index: i, value: matrix.values[i * columns + j], span: spans[g.start + i] });
       const full = scale === "all" ? all : largest(led.map((e) => e.value)) || 1;
-      const values = new Map(led.map((e) => [g.start + e.step, e.value]));
+      const values = new Map(led.map((e) => [g.start + e.index, e.value]));
       spans.forEach((span, k) => {
         colour(span, values.get(k) || 0, full);
         span.classList.toggle("later", false);
