@@ -55,6 +55,8 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             rule = rule if signal is not None else Uniform()
             if isinstance(rule, Split) and patterns.gate_is_softmax(graph, node, signal):
                 rule = replace(rule, gate=rule.weights)
+            if isinstance(rule, Split) and rule.gate == 0.5:
+                rule, signal = Uniform(), None  # the same, with one multiplication for both
         absent = op.absent(attributes.get(node, ()))
         has_bias = op.linear is not None and op.linear.bias is not None and op.linear.bias not in absent
         fold = foldable.get(node) if isinstance(rule, LinearRule) and rule.folds else None

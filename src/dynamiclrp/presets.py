@@ -35,6 +35,7 @@ from .rules import (
     Rule,
     ScaleFixed,
     SignalTakesAll,
+    Split,
     Uniform,
     UniformPool,
     ZPlus,
@@ -202,7 +203,16 @@ def _cp() -> dict[str, Rule]:
     return base_rules(product=SignalTakesAll(), weights=Nothing(), attention=Attention(weights=0.0))
 
 
+def _default(gamma: float = 0.25, weights: float = 0.4) -> dict[str, Rule]:
+    """What measured best over conv nets and transformers (docs/results.md): AttnLRP, gamma for convolutions, a flat first
+    one, and a little less of each attention product to the weights than to the values."""
+    return base_rules(
+        conv=Gamma(gamma), product=Split(0.5, weights), attention=Attention(weights), **{FIRST_CONV: Flat()}
+    )
+
+
 PRESETS: dict[str, Callable[..., dict[str, Rule]]] = {
+    "default": _default,
     "attnlrp": lambda: base_rules(),
     "cp-lrp": _cp,
     "dynamic": _dynamic,
