@@ -248,3 +248,43 @@ def test_cost_is_measured_against_the_gradient():
     assert floor.time_ratio == floor.memory_ratio == 1
     assert slow.time_ratio > lrp.time_ratio > 0.3 and slow.time_ratio > 3
     assert lrp.peak_bytes > 0 and slow.memory_ratio > lrp.memory_ratio
+
+
+def test_baselines_that_remove_features_take_whole_tokens():
+    """Feature ablation by hand: the logit's loss without each token's embedding."""
+    model = bert()
+    found = ev.relevance_of("captum:FeatureAblation", model, {"input_ids": IDS}, [1, 0, 2])
+    table = model.get_input_embeddings()
+    with torch.no_grad():
+        for token in range(IDS.shape[1]):
+            embeddings = table(IDS).clone()
+            embeddings[:, token] = 0
+            loss = (model(input_ids=IDS).logits - model(inputs_embeds=embeddings).logits)[torch.arange(3), [1, 0, 2]]
+            assert error(found[:, token], loss) < 1e-3
+
+
+def test_memory_bounds_do_not_change_baselines(monkeypatch):
+    """Baselines that run rows and steps in smaller parts give the same."""
+    model = cnn()
+    whole = ev.relevance_of("captum:IntegratedGradients", model, X, Y)
+    monkeypatch.setattr("dynamiclrp.evaluate.baselines._ELEMENTS", X[0].numel())
+    assert error(ev.relevance_of("captum:IntegratedGradients", model, X, Y), whole) < 1e-5
+    for noisy in ("captum:SmoothGrad", "captum:GradientShap"):
+        assert ev.relevance_of(noisy, model, X, Y).shape == X.shape
+
+
+def test_weights_are_frozen_while_baselines_run_and_thawed_after():
+    model, seen = cnn(), []
+    model[0].weight.requires_grad_(False)
+    model[0].register_forward_hook(lambda *_: seen.append([p.requires_grad for p in model.parameters()]))
+    before = [p.requires_grad for p in model.parameters()]
+    for method in ("captum:Saliency", "captum:DeepLift", "zennit:EpsilonPlus"):
+        ev.relevance_of(method, model, X, Y)
+        assert not any(seen[-1])
+        assert [p.requires_grad for p in model.parameters()] == before
+
+
+def test_one_method_object_under_two_labels():
+    method = ev.Captum("Saliency")
+    found = ev.compare(cnn(), X, {"a": method, "b": method}, fill="zero", step=128, unit="pixel")
+    assert found.methods == ("a", "b") and method.name == "captum:Saliency"

@@ -113,7 +113,7 @@ def span_agreement(
 
 def _read(relevance: Tensor, spans: Any, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scores [rows, tokens], -inf where not allowed, and which tokens are inside: [rows, several, tokens]."""
-    scores = relevance.detach().double().cpu()
+    scores = relevance.detach().cpu().double()
     if scores.dim() != 2:
         raise EvaluationError(
             f"relevance of shape {tuple(scores.shape)}: expected one number per token, [rows, tokens]"

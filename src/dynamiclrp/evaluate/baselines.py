@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import EvaluationError
-from .methods import Method, Scores
+from .methods import Method, Scores, frozen
 from .subject import PLAIN, Inputs, Subject
+
+_ELEMENTS = 4_000_000  # numbers in what a baseline runs together: bounds its memory to a few gradients'
+_REMOVING = ("FeatureAblation", "FeaturePermutation", "ShapleyValueSampling", "ShapleyValues", "KernelShap", "Lime")
 
 
 def need(module: str, package: str) -> Any:
@@ -68,8 +71,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 class Captum(Method):
     """A method of `captum.attr` by its class name; keyword arguments go to its `attribute`.
 
-    SmoothGrad is NoiseTunnel over Saliency (10 samples, noise of 0.15 of each input's range, as Smilkov et al. use).
-    Reference inputs are zeros: of normalised images the data's mean, of tokens the zero embedding.
+    SmoothGrad is NoiseTunnel over Saliency (10 samples, noise of 0.15 of the inputs' mean range, as Smilkov et al. use).
+    Reference inputs are zeros: of normalised images the data's mean, of tokens the zero embedding. Methods that remove
+    features take whole tokens. Weights are frozen meanwhile, as for our own presets.
     """
 
     def __init__(self, method: str, *, name: str | None = None, **arguments: Any) -> None:
@@ -89,23 +93,36 @@ class Captum(Method):
         if self.method in ("LRP", "DeepLift", "DeepLiftShap"):
             return self._by_layers(attr, subject, inputs, targets)
         scores = Scores(subject, inputs, targets)
-        x = scores.start().requires_grad_()
+        x = scores.start()
         rows = torch.arange(len(inputs), device=x.device)
-        arguments = dict(self.arguments)
+        arguments: dict[str, Any] = dict(self.arguments)
+        at_once = max(1, _ELEMENTS // x[0].numel())  # rows that a method may run together
+        size = len(inputs)  # rows that it gets at once
         if self.method == "SmoothGrad":
-            tunnel = attr.NoiseTunnel(attr.Saliency(scores))
-            spread = (x.detach().flatten(1).amax(1) - x.detach().flatten(1).amin(1)).mean().item()
-            arguments = {"nt_samples": 10, "nt_type": "smoothgrad", "stdevs": 0.15 * spread} | arguments
-            call = tunnel.attribute
+            method = attr.NoiseTunnel(attr.Saliency(scores))
+            spread = (x.flatten(1).amax(1) - x.flatten(1).amin(1)).mean().item()
+            samples = int(arguments.setdefault("nt_samples", 10))
+            arguments = {"nt_type": "smoothgrad", "stdevs": 0.15 * spread} | arguments
+            arguments.setdefault("nt_samples_batch_size", max(1, min(samples, at_once // size)))
         else:
-            call = getattr(attr, self.method)(scores).attribute
+            method = getattr(attr, self.method)(scores)
         if self.method == "GradientShap":
             arguments.setdefault("baselines", torch.zeros_like(x[:1]))
-        if self.method == "IntegratedGradients":
-            arguments.setdefault("internal_batch_size", max(64, len(inputs)))
-        with seeded(indices[0], x.device):
-            found = call(x, additional_forward_args=(rows,), **arguments)
-        return scores.finish(found.detach())
+            size = max(1, min(size, at_once // arguments.get("n_samples", 5)))
+        elif self.method == "IntegratedGradients":
+            arguments.setdefault("internal_batch_size", max(at_once, size))
+        grouped = self.method in _REMOVING and inputs.is_tokens and "feature_mask" not in arguments
+        if grouped:
+            arguments["feature_mask"] = torch.arange(x.shape[1], device=x.device)[None, :, None].expand_as(x[:1])
+        found = []
+        with seeded(indices[0], x.device), frozen(subject.model):
+            for part, place in zip(x.split(size), rows.split(size)):
+                part = part.detach().requires_grad_()
+                found.append(method.attribute(part, additional_forward_args=(place,), **arguments).detach())
+        relevance = torch.cat(found)
+        if grouped:  # every number of an embedding got its token's whole effect
+            relevance = relevance / x.shape[-1]
+        return scores.finish(relevance)
 
     def _by_layers(self, attr: Any, subject: Subject, inputs: Inputs, targets: Tensor) -> Tensor:
         """Methods that hook every layer call the model itself."""
@@ -114,7 +131,7 @@ class Captum(Method):
                 f"{self.name}: captum hooks the layers of a torch.nn.Module called with one float tensor"
             )
         x = inputs.explained.detach().clone().requires_grad_()
-        with untouched(subject.model), warnings.catch_warnings():
+        with untouched(subject.model), frozen(subject.model), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Setting forward, backward hooks")  # `untouched` takes them off again
             method = getattr(attr, self.method)(subject.model)
             return method.attribute(x, target=targets.to(x.device), **self.arguments).detach()
@@ -155,7 +172,7 @@ class Zennit(Method):
             if bound in arguments:
                 arguments[bound] = torch.as_tensor(arguments[bound], dtype=x.dtype, device=x.device).expand_as(x[:1])
         composite = getattr(composites, self.composite)(canonizers=[_canonizer(subject.model)], **arguments)
-        with torch.enable_grad(), composite.context(subject.model):
+        with torch.enable_grad(), frozen(subject.model), composite.context(subject.model):
             score = scores(x, rows)
             (found,) = torch.autograd.grad(score, x, score.detach())
         return scores.finish(found.detach())

@@ -199,7 +199,7 @@ class _Run:
                 return {}, {rows[0]: f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
             parts = [self._explain(method, [row], spent) for row in rows]
             return {k: v for p, _ in parts for k, v in p.items()}, {k: v for _, p in parts for k, v in p.items()}
-        sums = relevance.double().flatten(1).sum(1).tolist()
+        sums = relevance.detach().cpu().double().flatten(1).sum(1).tolist()
         return {row: (scores[place], sums[place]) for place, row in enumerate(rows)}, {}
 
 

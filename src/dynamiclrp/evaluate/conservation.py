@@ -69,7 +69,7 @@ def conservation(
         if isinstance(method, Ours):
             found.append(_with_ledger(method, subject, batch, wanted, scores))
         else:
-            sums = method.relevance(subject, batch, wanted, range(len(batch))).double().flatten(1).sum(1).cpu()
+            sums = method.relevance(subject, batch, wanted, range(len(batch))).cpu().double().flatten(1).sum(1)
             found.append(Conservation(method.name, sums / scores, None, None))
     return found
 
@@ -79,7 +79,7 @@ def _with_ledger(method: Ours, subject: Subject, batch: Inputs, targets: Tensor,
     args = (values.pop(PLAIN),) if batch.name == PLAIN else ()
     explainer = Explainer(subject.model, method.preset)  # type: ignore[arg-type]  # Ours refuses anything but a Module
     result = explainer(*args, target=explained_score(subject, batch, targets), ledger=True, **values)
-    sums = torch.stack([r.double().flatten(1).sum(1) for r in result.relevances.values()]).sum(0).cpu()
+    sums = torch.stack([r.cpu().double().flatten(1).sum(1) for r in result.relevances.values()]).sum(0)
     ledger = result.ledger
     assert ledger is not None
     total = ledger.total or 1.0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..timing import measure
-from .methods import Scores, find_methods
+from .methods import Scores, find_methods, frozen
 from .subject import Inputs, Subject, read_targets
 
 FLOOR = "gradient x input"
@@ -97,16 +97,9 @@ def timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, Spent]:
 
 def gradient_times_input(subject: Subject, inputs: Inputs, targets: Tensor) -> Tensor:
     """The floor that every method is measured against: one forward, one backward, no gradients of weights."""
-    parameters = [p for p in getattr(subject.model, "parameters", list)() if p.requires_grad]
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(False)
+    with frozen(subject.model), torch.enable_grad():
         scores = Scores(subject, inputs, targets)
-        with torch.enable_grad():
-            x = scores.start().requires_grad_()
-            rows = torch.arange(len(inputs), device=x.device)
-            (gradient,) = torch.autograd.grad(scores(x, rows).sum(), x)
+        x = scores.start().requires_grad_()
+        rows = torch.arange(len(inputs), device=x.device)
+        (gradient,) = torch.autograd.grad(scores(x, rows).sum(), x)
         return scores.finish(gradient * x.detach())
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)

@@ -6,8 +6,10 @@ that is one number per token; baselines see the embeddings and are summed over t
 
 from __future__ import annotations
 
+import copy
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -111,6 +113,7 @@ def find_method(method: Any, name: str | None = None) -> Method:
     """
     if isinstance(method, Method):
         if name is not None:
+            method = copy.copy(method)
             method.name = name
         return method
     if isinstance(method, Preset):
@@ -168,6 +171,19 @@ def find_methods(methods: Any) -> list[Method]:
     if not found:
         raise EvaluationError("methods is empty: name at least one")
     return found
+
+
+@contextmanager
+def frozen(model: Callable[..., Any]) -> Iterator[None]:
+    """Within: no parameter asks for gradients, so nobody pays for those of weights."""
+    parameters = [p for p in model.parameters() if p.requires_grad] if isinstance(model, nn.Module) else []
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 class Scores(nn.Module):

@@ -244,7 +244,7 @@ class Subject:
             if not isinstance(found, Tensor) or found.shape != (len(inputs),):
                 shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
                 raise EvaluationError(f"the measure returned {shape}: expected a tensor of shape ({len(inputs)},)")
-            return found.double()
+            return found.detach().cpu().double()
         heads = self.heads(raw, inputs, targets)
         return choose(heads, self.columns(heads, targets), self.measure)
 
@@ -331,7 +331,7 @@ def choose(heads: list[Tensor], columns: list[Tensor], measure: str) -> Tensor:
     """Logits add over heads, probabilities multiply, an answer is right if all of it is."""
     total: Tensor | None = None
     for head, column in zip(heads, columns):
-        head = head.double()
+        head = head.float() if head.device.type == "mps" else head.double()  # it has no float64
         if measure == "accuracy":
             value = (head.argmax(1, keepdim=True) == column).double()
         else:

@@ -34,7 +34,7 @@ class Layout:
 
     def scores(self, relevance: Tensor) -> Tensor:
         """Relevance [rows, *row shape] or [rows, *positions] → [rows, units], in float64 on the CPU."""
-        r = relevance.detach().double().cpu()
+        r = relevance.detach().cpu().double()  # in this order: some devices have no float64
         row = tuple(r.shape[1:])
         if row == self.shape and self.channels is not None:
             r = r.sum(self.channels)
