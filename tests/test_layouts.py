@@ -112,3 +112,34 @@ def test_attention_of_torch_gives_a_row_what_its_batch_gives(preset):
             return self.head(x + self.attention(x, x, x, need_weights=False)[0])[:, 0]
 
     holds(randomise(Attends(), std=0.5).double(), {"x": gaussian(2, 5, 8, dtype=torch.float64)}, [preset])
+
+
+# ---------------------------------------------------------------- batch norm
+
+
+def laid_out(x: Tensor, how: str) -> Tensor:
+    """The same values at other strides."""
+    if how == "contiguous":
+        return x.contiguous()
+    a, b = int(how[0]), int(how[2])
+    return x.transpose(a, b).contiguous().transpose(a, b)
+
+
+@pytest.mark.parametrize("preset", ["attnlrp", "dynamic", "epsilon-plus"])
+@pytest.mark.parametrize("shape", [(1, 5, 4, 3), (2, 5, 1, 3), (2, 5, 4, 1), (1, 5, 1, 1)], ids=str)
+@pytest.mark.parametrize("below", ["contiguous", "1,3", "1,2", "2,3"])
+def test_batch_norm_does_not_depend_on_strides(below, shape, preset):
+    """torch's CPU kernel of its backward does, where a size is 1 and the strides of input and gradient differ."""
+    norm = randomise(nn.BatchNorm2d(5), std=0.5).double()
+    x, s = gaussian(*shape, seed=1, dtype=torch.float64), gaussian(*shape, seed=2, dtype=torch.float64)
+    found = []
+    for above in ("contiguous", "1,3", "1,2", "2,3"):
+        leaf = laid_out(x, below).requires_grad_()
+        y = norm(leaf)
+        seed = laid_out(y.detach() * s, above)
+        found.append(dlrp.relevance(y * 1.0, leaf, seed=seed, preset=preset)[0])
+    if preset == "attnlrp":
+        scale = (norm.weight / torch.sqrt(norm.running_var + norm.eps)).detach().reshape(1, -1, 1, 1)
+        assert error(found[0], x * s * scale) < 1e-9
+    for other in found[1:]:
+        assert error(other, found[0]) < 1e-9

@@ -183,22 +183,20 @@ class Affine(Rule):
     def device(self) -> str | None:  # type: ignore[override]
         return "cpu" if self.bias == "proportional" else None
 
-    def edits(self, step: Step) -> tuple[bool, bool]:
-        return self.bias == "proportional", self.bias == "absolute"
-
     def needs(self, step: Step) -> Iterable[int]:
         return () if self.bias == "proportional" else (0, 2)
 
     def takes_relevance(self, step: Step) -> bool:
         return self.bias == "absolute"
 
-    def before(self, here: Here, s: Tensor) -> Tensor:
-        # torch 2.13's CPU kernel reads the gradient of a single row wrongly when its strides are channels-last
-        return s.contiguous() if s.shape[0] == 1 else s
-
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        shape = (1, -1, *[1] * (s.dim() - 2))
+        if self.bias == "proportional":
+            # torch's CPU kernel takes strides for a memory format, which a size of 1 leaves open, and reads wrongly
+            if grads[0] is None or 1 not in s.shape:
+                return grads
+            return [s * batch_norm_affine(here.saved)[0].reshape(shape), *grads[1:]]
         x, bias = here.operand(0), here.operand(2)
-        shape = (1, -1, *[1] * (x.dim() - 2))
         scale, mean = batch_norm_affine(here.saved)
         shift = -mean * scale if bias is None else bias - mean * scale
         product, shift = x * scale.reshape(shape), shift.reshape(shape)
