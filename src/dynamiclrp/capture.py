@@ -168,14 +168,12 @@ def capture(
     types = tuple(map(type, handles))
     if any(kind.__name__ == "CppFunction" for kind in set(types)):
         types = tuple(map(_node_type, handles))
-    edges = tuple(
-        tuple((index[operand], number) if operand is not None else None for operand, number in operands)
-        for operands in nexts
-    )
+    # lists inside, since generators are slower and this runs at every call
+    edges = tuple([tuple([None if node is None else (index[node], i) for node, i in operands]) for operands in nexts])
     _refuse_opaque(set(types))
     present = {kind: rows[kind.__name__] for kind in set(types) if kind.__name__ in rows}
     deciding = {kind: row.signature for kind, row in present.items() if row.signature is not None}
-    attributes = tuple((i, deciding[kind](Saved(handles[i]))) for i, kind in enumerate(types) if kind in deciding)
+    attributes = tuple([(i, deciding[kind](Saved(handles[i]))) for i, kind in enumerate(types) if kind in deciding])
     splits = {kind for kind, row in present.items() if row.join is not None}
     return Graph(
         widths={i: len(handles[i]._input_metadata) for i, kind in enumerate(types) if kind in splits} if splits else {},

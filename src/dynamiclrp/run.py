@@ -28,6 +28,8 @@ from .rules.base import OUT, Grads, divide, reduce_to, sign
 from .step import FOLD_BIAS, Step
 from .targets import Seed
 
+_PIECE = 1 << 24  # elements of a weight whose magnitudes are taken at once
+
 
 class Values:
     """Promises fulfilled: each value is computed once, when first needed, and let go after its last use."""
@@ -278,13 +280,34 @@ class Here:
             return (x, w.abs()) if self.live_factor == 0 else (x.abs(), w)
         return x.abs(), w.abs()
 
+    @cached_property
+    def _pieces(self) -> list[slice]:
+        """Parts of a large weight's columns: a copy of all of it would be most of the memory that a rule takes."""
+        w = self.factors[1]
+        if not self.op.linear.columns or self.live_factor != 0 or w.numel() <= _PIECE:  # type: ignore[union-attr]
+            return []
+        width = max(1, _PIECE * w.shape[-1] // w.numel())
+        return [slice(start, start + width) for start in range(0, w.shape[-1], width)]
+
     def magnitude(self, bias: bool) -> Tensor:
         """`|x|·|W| + |b|`, the extra forward product of the rules on signed parts."""
-        return self.product(*self._absolute, self.channel_bias.abs() if bias else None)
+        added = self.channel_bias.abs() if bias else None
+        if not self._pieces:
+            return self.product(*self._absolute, added)
+        x, w = self.factors
+        x = x if self.step.nonnegative else x.abs()
+        made = torch.cat([self.product(x, w[..., piece].abs()) for piece in self._pieces], -1)
+        return made if added is None else made.add_(self._spread(added))
 
     def absolute_transposed(self, u: Tensor) -> Tensor:
         """`sgn(x) · |W|ᵀu`, the extra backward product of the rules on signed parts."""
-        extra = self.transposed(u, *self._absolute)
+        x, w = self.factors
+        if self._pieces:
+            extra = reduce(
+                torch.add, (self.transposed(u[..., piece], x, w[..., piece].abs()) for piece in self._pieces)
+            )
+        else:
+            extra = self.transposed(u, *self._absolute)
         return extra if self.step.nonnegative else extra.mul_(sign(self.factors[self.live_factor]))
 
     def unfold(self, u: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def _addmm(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else product + bias
 
 
-_MM = LinearMap((0, 1), _matmul, _matmul_transposed, fold=_scale_columns)
+_MM = LinearMap((0, 1), _matmul, _matmul_transposed, fold=_scale_columns, columns=True)
 _ADDMM = LinearMap(
     (1, 2),
     _addmm,
@@ -34,6 +34,7 @@ _ADDMM = LinearMap(
     factor=lambda n: n.beta,
     gain=lambda n: n.alpha,
     fold=_scale_columns,
+    columns=True,
 )
 
 _TWO = {0: ("self", 1), 1: ("mat2", 0)}

@@ -59,6 +59,7 @@ class LinearMap:
     spread: Callable[[Any, Tensor], Tensor] = lambda n, b: b
     # (saved, second factor, one number per output channel) → that factor with its output channels scaled
     fold: Callable[[Any, Tensor, Tensor], Tensor] | None = None
+    columns: bool = False  # is the second factor's last dimension the output's? then it may be taken piece by piece
 
 
 @dataclass(frozen=True)
