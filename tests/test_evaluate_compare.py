@@ -328,6 +328,34 @@ def test_the_plot_has_every_method(tmp_path):
     assert [t.get_text() for t in bars.get_yticklabels()] == [row["method"] for row in found.rows]
 
 
+def test_a_notebook_shows_the_same_table():
+    found = ev.compare(net(), X, {"<b>": "epsilon", "random": "random"}, **ASK)
+    text = found._repr_html_()
+    assert text.count("<tr>") == 3 and "&lt;b&gt;" in text and "<b>" not in text
+
+
+def test_progress_is_shown_where_asked(capfd):
+    ev.compare(net(), X, ["random"], progress=True, **ASK)
+    assert "12/12" in capfd.readouterr().err
+    ev.compare(net(), X, ["random"], **ASK)  # not a terminal: nothing
+    assert capfd.readouterr().err == ""
+
+
+def test_a_missing_package_says_how_to_get_it(monkeypatch):
+    found = ev.compare(net(), X, ["random"], **ASK)
+    for module in ("pandas", "matplotlib.figure", "rich.progress", "captum.attr", "zennit.core"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for call, package in (
+        (found.to_pandas, "pandas"),
+        (found.plot, "matplotlib"),
+        (lambda: ev.compare(net(), X, ["random"], progress=True, **ASK), "rich"),
+        (lambda: ev.Captum("Saliency"), "captum"),
+        (lambda: ev.Zennit("EpsilonPlus"), "zennit"),
+    ):
+        with pytest.raises(EvaluationError, match=f"pip install {package}"):
+            call()
+
+
 def test_rich_shows_the_same_table():
     rich = pytest.importorskip("rich.console")
     found = ev.compare(net(), X, METHODS, **ASK)

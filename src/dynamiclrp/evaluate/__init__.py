@@ -1,5 +1,19 @@
 """How good is an explanation? Perturbation curves, metrics with intervals, baselines, sanity checks.
 
+`compare` explains the same inputs with several methods and measures all of them; everything else is a part of it, or
+answers another question about the same explanations:
+
+    compare            methods against each other: table, intervals, plot, resumable → Comparison
+    perturb            MoRF and LeRF curves for relevance from anywhere → Curves
+    randomisation      does relevance change when the weights do? → Randomisation
+    conservation       does it add up to the score, and who kept the rest?
+    cost               milliseconds and peak memory beside gradient x input
+    span_agreement     does it sit on the answer of a question (TGS, TPS, top-2, IoU)? exact_match, f1: is that right?
+    relevance_of       relevance by any method; quantus_explain: the same for Quantus
+
+Scale: areas (ABPC, comprehensiveness, sufficiency) are means over the curve, in the units of the score. The names that end
+in `_paper` are 4 times that, as in the DynamicLRP paper's tables; those that begin with `eraser_` are ERASER's.
+
 >>> import torch
 >>> from dynamiclrp import evaluate
 >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,20 +12,11 @@ from torch import Tensor, nn
 
 from ..errors import EvaluationError
 from .methods import Method, Scores, frozen
+from .packages import need
 from .subject import PLAIN, Inputs, Subject
 
 _ELEMENTS = 4_000_000  # numbers in what a baseline runs together: bounds its memory to a few gradients'
 _REMOVING = ("FeatureAblation", "FeaturePermutation", "ShapleyValueSampling", "ShapleyValues", "KernelShap", "Lime")
-
-
-def need(module: str, package: str) -> Any:
-    """Import a package of an extra, or say how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] != package:
-            raise
-        raise EvaluationError(f"this needs the package {package!r}: pip install {package}") from error
 
 
 @contextmanager

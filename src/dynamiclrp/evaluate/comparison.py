@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import statistics
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import EvaluationError
-from .baselines import need
 from .metrics import METRICS, Interval, bootstrap, bootstrap_columns, decimals, paired_difference
+from .packages import need
 from .perturb import Curves
 
 FORMAT = 1
@@ -164,6 +165,14 @@ class Comparison:
         for line in body:
             table.add_row(*line)
         return table
+
+    def _repr_html_(self) -> str:
+        head, body = self._table()
+        lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
+        lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in line) for line in body]
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self._notes)
+        rows = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<table><caption>{html.escape(self._caption)}</caption>{rows}</table>{notes}"
 
     def to_pandas(self) -> Any:
         """The rows as a DataFrame, indexed by method."""

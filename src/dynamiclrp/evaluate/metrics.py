@@ -41,7 +41,10 @@ def sufficiency(fractions: Tensor, morf: Tensor, lerf: Tensor) -> float:
 
 
 def eraser_comprehensiveness(fractions: Tensor, morf: Tensor, lerf: Tensor) -> float:
-    """f(x) - f(x without the top q), averaged over q in `ERASER_BINS` (DeYoung et al. 2020): more is better."""
+    """f(x) - f(x without the top q), averaged over q in `ERASER_BINS` (DeYoung et al. 2020): more is better.
+
+    Between the points of a curve it is read linearly; with `step=1` no more than one unit lies between them.
+    """
     return _aopc(fractions, morf, ERASER_BINS)
 
 

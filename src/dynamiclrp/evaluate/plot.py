@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .baselines import need
 from .metrics import decimals, on_grid
+from .packages import need
 
 if TYPE_CHECKING:
     from .comparison import Comparison

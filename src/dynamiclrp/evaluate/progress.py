@@ -1,11 +1,13 @@
-"""A progress bar on standard error: rich if installed, nothing where nobody looks."""
+"""A progress bar on standard error, by rich. Where nobody looks, or rich is missing and nobody insisted, there is none."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from types import TracebackType
 from typing import Any
+
+from .packages import need
 
 
 class Progress:
@@ -15,8 +17,8 @@ class Progress:
         self.label, self.total = label, total
         self._bar: Any = None
         self._task: Any = None
-        if sys.stderr.isatty() if show is None else show:
-            self._bar = _rich_bar()
+        if show or (show is None and sys.stderr.isatty() and importlib.util.find_spec("rich") is not None):
+            self._bar = _rich_bar(need("rich.progress", "rich"))
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
@@ -35,11 +37,7 @@ class Progress:
             self._bar.update(self._task, advance=steps, **({"description": label} if label else {}))
 
 
-def _rich_bar() -> Any:
-    try:
-        rich, console = importlib.import_module("rich.progress"), importlib.import_module("rich.console")
-    except ModuleNotFoundError:
-        return None
+def _rich_bar(rich: Any) -> Any:
     columns = (
         rich.TextColumn("{task.description}"),
         rich.BarColumn(),
@@ -47,4 +45,4 @@ def _rich_bar() -> Any:
         rich.TimeElapsedColumn(),
         rich.TimeRemainingColumn(),
     )
-    return rich.Progress(*columns, console=console.Console(stderr=True))
+    return rich.Progress(*columns, console=need("rich.console", "rich").Console(stderr=True))

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import EvaluationError
-from .baselines import need
 from .data import Batch, batches
 from .methods import Method, find_methods
 from .metrics import Interval, bootstrap
+from .packages import need
 from .progress import Progress
 from .subject import Subject
 from .units import Layout, Unit, find_unit
