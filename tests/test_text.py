@@ -147,7 +147,7 @@ def test_question_answering_explains_a_span(pieces):
     )  # fmt: skip
     assert float(a.score) == pytest.approx(best, abs=1e-5)
     b = dlrp.explain_text(model, pieces, pair, target="Bob", contrast="Alice")
-    assert str(b.answers[0]) == "bob rather than alice"
+    assert str(b.answers[0]) == "Bob rather than Alice"
     plain = dlrp.explain(model, **ids, target=lambda o: o[0, b.target[0][0][0], 0] + o[0, b.target[0][0][1], 1])
     other = dlrp.explain(model, **ids, target=lambda o: o[0, b.target[0][1][0], 0] + o[0, b.target[0][1][1], 1])
     assert torch.allclose(
@@ -183,6 +183,20 @@ def test_words_sum_to_tokens(pieces, bytelevel):
             assert part.relevance == pytest.approx(sum(p.relevance for p in tokens[start:stop]), abs=1e-9)
         plain = [part.label.lower() for part in merged if not part.label.startswith("[")]
         assert plain == ["alice", "opened", "the", "oven", ",", "bob", "opened", "the", "drawer", "."]
+
+
+def test_tokens_read_as_they_were_written(pieces, bytelevel):
+    text = "ALICE opened  the OVENS,\nBob🍰 [MASK] put?"
+    for tokenizer, model in ((pieces, words.bert("SequenceClassification")), (bytelevel, words.llama())):
+        (tokens,) = dlrp.explain_text(model, tokenizer, text).media["input_ids"]
+        written = [piece for piece, kind in zip(tokens.pieces, tokens.kinds) if kind != "special"]
+        assert "".join("".join(written).split()) == "".join(
+            text.replace("[MASK]", "" if tokenizer is pieces else "[MASK]").split()
+        )
+        shown = [tokens.label(a, b) for a, b in tokens.words()]
+        assert "OVENS" in shown and "ALICE" in shown and "put" in shown and "Bob" in "".join(shown)
+    (pair,) = dlrp.explain_text(words.bert("QuestionAnswering"), pieces, ("WHO put?", "Bob  did.")).media["input_ids"]
+    assert "".join(pair.pieces) == "[CLS]WHO put?[SEP]Bob  did.[SEP]"
 
 
 def test_characters_of_several_tokens_are_read_whole(bytelevel):

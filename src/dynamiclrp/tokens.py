@@ -48,7 +48,7 @@ def encode(
         row = tokenizer(*pair, **options)
         if not len(row["input_ids"]):
             raise ValueError(f"the tokenizer made no tokens of {text!r:.80}: there is nothing to explain")
-        made.append(row)
+        made.append((row, pair))
     return _batch(tokenizer, made, device, accepts, causal)
 
 
@@ -63,10 +63,17 @@ def encode_chat(tokenizer: Any, messages: Messages, *, device: torch.device, acc
     if isinstance(messages, (str, Mapping)) or not messages or wrong:
         raise TypeError(f"messages: expected a list of {{'role': …, 'content': …}}, got {messages!r:.80}")
     row = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
-    return _batch(tokenizer, [row], device, accepts, True)
+    return _batch(tokenizer, [(row, ())], device, accepts, True)
 
 
-def _batch(tokenizer: Any, rows: Sequence[Any], device: torch.device, accepts: Sequence[str], causal: bool) -> Encoded:
+def _batch(
+    tokenizer: Any,
+    made: Sequence[tuple[Any, tuple[str, ...]]],
+    device: torch.device,
+    accepts: Sequence[str],
+    causal: bool,
+) -> Encoded:
+    rows = [row for row, _ in made]
     longest = max(len(row["input_ids"]) for row in rows)
     filler = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     fill = {"input_ids": filler, "attention_mask": 0, "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0)}
@@ -76,25 +83,40 @@ def _batch(tokenizer: Any, rows: Sequence[Any], device: torch.device, accepts: S
             padded = [list(row[name]) + [fill[name]] * (longest - len(row[name])) for row in rows]
             inputs[name] = torch.tensor(padded, device=device)
     tokens, segments = [], []
-    for row in rows:
+    for row, texts in made:
         ids = list(row["input_ids"])
         read = read_tokens(tokenizer, ids, causal=causal)
+        of: Sequence[int | None] = [None] * len(ids)
+        if getattr(row, "is_fast", False) and texts:
+            of = row.sequence_ids(0)
+            read = Tokens(_as_written(row, of, texts, read), read.kinds)
         gap = longest - len(ids)
-        pad = tokenizer.pad_token or ""
-        tokens.append(Tokens(read.pieces + (pad,) * gap, read.kinds + (PADDING,) * gap))
-        of = (
-            row.sequence_ids(0)
-            if getattr(row, "is_fast", False) and hasattr(row, "sequence_ids")
-            else [None] * len(ids)
-        )
-        segments.append(tuple(of) + (None,) * gap)
+        tokens.append(Tokens(read.pieces + (tokenizer.pad_token or "",) * gap, read.kinds + (PADDING,) * gap))
+        segments.append((*of, *[None] * gap))
     return Encoded(inputs, tuple(tokens), tuple(len(row["input_ids"]) for row in rows), tuple(segments))
+
+
+def _as_written(row: Any, of: Sequence[int | None], texts: tuple[str, ...], read: Tokens) -> tuple[str, ...]:
+    """The pieces as the person wrote them: tokenizers may lower, strip and normalise."""
+    pieces, ends = [], [0] * len(texts)
+    for segment, (start, end), kind, piece in zip(of, row.encodings[0].offsets, read.kinds, read.pieces):
+        if segment is None or kind == SPECIAL:
+            pieces.append(piece)
+            if segment is not None:  # a special token that the text itself has: [MASK]
+                ends[segment] = end
+            continue
+        text, last = texts[segment], ends[segment]
+        between = text[last:start] if text[last:start].isspace() else " " if start > last else ""
+        pieces.append(between + text[max(start, last) : end])  # tokens of one character share its place
+        ends[segment] = max(end, last)
+    return tuple(pieces)
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
     """The model's own tokens: begin, end, separators, roles of a chat."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    return frozenset(tokenizer.all_special_ids) | {i for i, token in added.items() if getattr(token, "special", False)}
+    own = frozenset(tokenizer.all_special_ids) | {i for i, token in added.items() if getattr(token, "special", False)}
+    return own - {tokenizer.unk_token_id}  # an unknown word is a word of the text
 
 
 def read_tokens(tokenizer: Any, ids: Sequence[int], *, causal: bool = False) -> Tokens:
