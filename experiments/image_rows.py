@@ -12,6 +12,14 @@ import methods as m
 from dynamiclrp import evaluate as ev
 
 
+def batch_sizes(task: ImageTask, options: argparse.Namespace) -> tuple[int, int]:
+    """Perturbed inputs and explained inputs that run together: many small pictures, fewer large ones."""
+    perturbed, explained = (4096, 256) if task.inputs.shape[-1] < 100 else (512, 32)
+    if options.device == "cpu":
+        perturbed, explained = perturbed // 16, explained // 8
+    return options.batch_size or perturbed, options.explain_batch_size or explained
+
+
 def run(
     task: ImageTask, options: argparse.Namespace, title: str, *, unit: Any, fill: Any, step: int, vit: bool = False
 ) -> ev.Comparison:
@@ -22,7 +30,7 @@ def run(
     if options.candidates or options.only_candidates:
         methods |= m.vit_candidates() if vit else m.conv_candidates()
     model = half_when_scoring(task.model) if options.half else task.model
-    small = task.inputs.shape[-1] < 100
+    batch_size, explain_batch_size = batch_sizes(task, options)
     found = ev.compare(
         model,
         task.inputs,
@@ -31,8 +39,8 @@ def run(
         fill=fill,
         step=step,
         measure="probability",
-        batch_size=options.batch_size or (4096 if small else 512),
-        explain_batch_size=options.explain_batch_size or (256 if small else 64),
+        batch_size=batch_size,
+        explain_batch_size=explain_batch_size,
         seed=options.seed,
     )
     write_comparison(

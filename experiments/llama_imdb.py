@@ -64,9 +64,7 @@ def main() -> None:
         (row, label) for row, (_, label) in zip(encoded, reviews) if options.shortest <= len(row) <= options.length
     ]
     fitting = fitting[options.skip :][: options.limit]
-    data = batches(
-        [row for row, _ in fitting], tokenizer.pad_token_id, options.explain_batch_size or 16, options.device
-    )
+    data = batches([row for row, _ in fitting], tokenizer.pad_token_id, options.explain_batch_size or 8, options.device)
     note = f"{len(fitting)} reviews of {options.shortest} to {options.length} tokens"
     if options.local:
         right = 0

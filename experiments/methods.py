@@ -33,7 +33,7 @@ def image_peers(mean: Sequence[float], std: Sequence[float], convolutional: bool
         "Saliency": "captum:Saliency",
         "InputXGradient": "captum:InputXGradient",
         "IntegratedGradients": ev.Captum("IntegratedGradients", n_steps=16),
-        "GradientShap": ev.Captum("GradientShap", n_samples=16),
+        "GradientShap": ev.Captum("GradientShap", n_samples=8),
         "SmoothGrad": "captum:SmoothGrad",
         "DeepLift": "captum:DeepLift",
         "random": "random",
@@ -65,7 +65,7 @@ def text_peers() -> Methods:
         "Saliency": "captum:Saliency",
         "InputXGradient": "captum:InputXGradient",
         "IntegratedGradients": ev.Captum("IntegratedGradients", n_steps=16),
-        "GradientShap": ev.Captum("GradientShap", n_samples=16),
+        "GradientShap": ev.Captum("GradientShap", n_samples=8),
         "SmoothGrad": "captum:SmoothGrad",
         "random": "random",
     }

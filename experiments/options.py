@@ -50,10 +50,14 @@ def half_when_scoring(model: nn.Module) -> nn.Module:
     """Forward passes without gradients run under bfloat16 autocast; those that are explained stay in full precision."""
     entered: list[Any] = []
 
-    def enter(module: nn.Module, args: Any) -> None:
-        context = torch.autocast("cuda", torch.bfloat16, enabled=not torch.is_grad_enabled())
+    def enter(module: nn.Module, args: Any) -> Any:
+        scoring = not torch.is_grad_enabled()
+        context = torch.autocast("cuda", torch.bfloat16, enabled=scoring)
         context.__enter__()
         entered.append(context)
+        if scoring and args and isinstance(args[0], torch.Tensor) and args[0].dim() == 4:
+            return (args[0].contiguous(memory_format=torch.channels_last), *args[1:])  # faster in half precision
+        return None
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         entered.pop().__exit__(None, None, None)

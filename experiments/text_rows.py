@@ -39,7 +39,7 @@ def run(
         step=step,
         measure=measure,
         batch_size=options.batch_size or 256,
-        explain_batch_size=options.explain_batch_size or 16,
+        explain_batch_size=options.explain_batch_size or 8,
         seed=options.seed,
     )
     write_comparison(found, options, title, scored_in_half=options.half, **facts)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from images import cifar10, normalise
 from networks import CIFAR_MEAN, CIFAR_NETWORKS, CIFAR_STD
-from weights import save_half
+from weights import load_half, save_half
 
 SETTINGS = {  # epochs, batch, optimiser, peak rate, weight decay, strength of the augmentation, mixing
     "vgg16": {"epochs": 60, "batch": 512, "rate": 0.2, "decay": 5e-4, "strength": 0.0, "mix": 0.0},
@@ -120,13 +120,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="time budget of the training proper")
     parser.add_argument("--limit", type=int, help="train on so many images only (to try the script)")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--start", type=Path, help="go on from these weights")
+    for name in ("rate", "strength", "mix"):
+        parser.add_argument(f"--{name}", type=float, help=f"default: {[s[name] for s in SETTINGS.values()]}")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
 
-    settings = SETTINGS[options.network]
+    given = {k: getattr(options, k) for k in ("rate", "strength", "mix") if getattr(options, k) is not None}
+    settings = SETTINGS[options.network] | given
     epochs = options.epochs or settings["epochs"]
     device = torch.device(options.device)
     images, labels = cifar10("train", options)
@@ -138,6 +142,8 @@ def main() -> None:
     convolutional = options.network == "vgg16"
     layout = torch.channels_last if convolutional else torch.contiguous_format
     model = CIFAR_NETWORKS[options.network]().to(device, memory_format=layout)
+    if options.start:
+        model.load_state_dict(load_half(options.start)[0])
     if convolutional:
         optimiser: torch.optim.Optimizer = torch.optim.SGD(
             model.parameters(), settings["rate"], momentum=0.9, weight_decay=settings["decay"], nesterov=True
@@ -200,6 +206,7 @@ def main() -> None:
         "test_accuracy_last_step": plain,
         "epochs": step * batch / len(images),
         "seconds": round(time.perf_counter() - begin),
+        "started_from": options.start.name if options.start else None,
         "parameters": sum(p.numel() for p in model.parameters()),
         "seed": options.seed,
     }

@@ -1,0 +1,302 @@
+"""docs/results.md and its figures, from the result files alone: `python experiments/report.py`.
+
+In: docs/results/*.json (one per row, written by the experiments) and docs/results/search/*.json (the search for `default`).
+Out: docs/results.md and docs/results/*.png. Nothing is typed in by hand but the sentences and the paper's numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from report_text import CHOICE, INTRODUCTION, PAPER, ROWS, SPANS
+
+from dynamiclrp import evaluate as ev
+
+Row = dict[str, Any]
+PEERS = (
+    "Saliency", "InputXGradient", "IntegratedGradients", "GradientShap", "SmoothGrad", "DeepLift", "Captum LRP", "random",
+)  # fmt: skip
+
+
+def is_peer(method: str) -> bool:
+    return method in PEERS or "Zennit" in method
+
+
+def is_candidate(method: str) -> bool:
+    """Labels of candidates are lists of knobs: "conv 0.25, first flat"."""
+    return method.split(" ")[0] in ("conv", "weights", "linear", "gate", "first", "sum")
+
+
+def finished(row: Row) -> dict[str, Any]:
+    return {name: m for name, m in row["methods"].items() if m["n"]}
+
+
+def best(row: Row, names: list[str]) -> str:
+    return max(names, key=lambda name: row["methods"][name]["metrics"]["abpc"][0])
+
+
+def number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 2 else f"{value:.2f}"
+
+
+def interval(values: list[float]) -> str:
+    return f"{number(values[0])} [{number(values[1])}, {number(values[2])}]"
+
+
+def behind(row: Row, method: str, reference: str) -> str:
+    """`reference` - `method`, paired over the inputs."""
+    a, b = (row["methods"][name]["abpc"] for name in (reference, method))
+    found = ev.paired_difference(a, b)
+    return f"{number(found.mean)} [{number(found.low)}, {number(found.high)}]"
+
+
+def table(head: list[str], body: list[list[str]]) -> str:
+    rule = ["---"] + ["---:"] * (len(head) - 1)
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *body])
+
+
+# ---------------------------------------------------------------------------------------------------------------- tables
+
+
+def summary(rows: dict[str, Row]) -> str:
+    body = []
+    for key, row in rows.items():
+        names = [n for n in finished(row) if not is_candidate(n)]
+        peers = [n for n in names if is_peer(n)]
+        ours = [n for n in names if not is_peer(n) and n != "default"]
+        peer, preset = best(row, peers), best(row, ours)
+        lead = ev.paired_difference(row["methods"]["default"]["abpc"], row["methods"][peer]["abpc"])
+        sure = " (sure)" if lead.low > 0 else ""
+        body.append([
+            f"[{row['model']}, {ROWS[key]}](#{anchor(key)})",
+            f"**{interval(row['methods']['default']['metrics']['abpc'])}**",
+            f"{peer} {number(row['methods'][peer]['metrics']['abpc'][0])}",
+            f"{number(lead.mean)} [{number(lead.low)}, {number(lead.high)}]{sure}",
+            f"`{preset}` {number(row['methods'][preset]['metrics']['abpc'][0])}",
+            str(row["methods"]["default"]["n"]),
+        ])  # fmt: skip
+    return table(["row", "`default`", "best peer", "lead over it", "best other preset", "inputs"], body)
+
+
+def anchor(key: str) -> str:
+    return key.replace("_", "-")
+
+
+def comparison(row: Row) -> str:
+    names = [n for n in finished(row) if not is_candidate(n)]
+    top = best(row, names)
+    body = []
+    for name in sorted(names, key=lambda n: -row["methods"][n]["metrics"]["abpc"][0]):
+        m = row["methods"][name]
+        shown = f"**`{name}`**" if name == "default" else name if is_peer(name) else f"`{name}`"
+        body.append([
+            shown,
+            interval(m["metrics"]["abpc"]),
+            "" if name == top else behind(row, name, top),
+            number(m["metrics"]["comprehensiveness"][0]),
+            number(m["metrics"]["sufficiency"][0]),
+            "" if m["conservation"] is None or is_peer(name) else f"{m['conservation']:.2g}",
+            "" if m["time_ratio"] is None or name == "random" else f"{m['time_ratio']:.1f}",
+        ])  # fmt: skip
+    failed = [f"{n}: {m['error']}" for n, m in row["methods"].items() if not m["n"]]
+    head = [
+        "method",
+        "ABPC [95 %]",
+        "behind the best [95 %]",
+        "comprehensiveness",
+        "sufficiency",
+        "sum / score",
+        "x gradient",
+    ]
+    notes = "\n\nDid not run: " + "; ".join(f"{text[:160]}" for text in failed) + "." if failed else ""
+    return table(head, body) + notes
+
+
+def facts(row: Row) -> str:
+    setup = row.get("setup", {})
+    parts = [row["note"], *(str(setup[k]) for k in ("measure", "unit", "fill", "step") if setup.get(k) is not None)]
+    half = "; perturbed inputs scored in bfloat16" if row.get("scored_in_half") else ""
+    versions = ", ".join(f"{k} {v}" for k, v in row["versions"].items())
+    return f"{'; '.join(parts)}{half}. {row['date']}, {row['machine']}, {versions}."
+
+
+def spans(rows: dict[str, Row]) -> str:
+    text = []
+    for row in rows.values():
+        body = []
+        names = [n for n in finished(row) if not is_candidate(n)]
+        for name in sorted(names, key=lambda n: -row["methods"][n]["metrics"]["tps"][0]):
+            m = row["methods"][name]["metrics"]
+            shown = f"**`{name}`**" if name == "default" else name if is_peer(name) else f"`{name}`"
+            body.append([
+                shown,
+                *(
+                    f"{100 * m[k][0]:.1f} [{100 * m[k][1]:.1f}, {100 * m[k][2]:.1f}]"
+                    for k in ("tps", "tgs", "tps_top2", "predicted_iou")
+                ),
+            ])  # fmt: skip
+        head = [
+            "method",
+            "top token in predicted span, %",
+            "in a gold span, %",
+            "one of top 2 in predicted, %",
+            "IoU, %",
+        ]
+        text.append(f"### {row['title']}\n\n{facts(row)}\n\n{table(head, body)}")
+    return "\n\n".join(text)
+
+
+def randomised(rows: dict[str, Row]) -> str:
+    text = []
+    for row in rows.values():
+        layers = row["layers"]
+        shown = [layers[round(i * (len(layers) - 1) / 5)] for i in range(6)] if len(layers) > 6 else layers
+        shown = list(dict.fromkeys(shown))
+        body = [
+            [
+                f"**`{n}`**" if n == "default" else n if is_peer(n) else f"`{n}`",
+                *(f"{m[layer][0]:.2f}" for layer in shown),
+            ]
+            for n, m in row["methods"].items()
+            if all(layer in m for layer in shown)
+        ]
+        body.sort(key=lambda line: abs(float(line[-1])))
+        text.append(f"### {row['title']}\n\n{facts(row)}\n\n{table(['method', *(f'`{s}`' for s in shown)], body)}")
+    return "\n\n".join(text)
+
+
+def search(rows: dict[str, Row], chosen: dict[str, str]) -> str:
+    """Every candidate on the search half: the chosen one's place in each row."""
+    body = []
+    for key, row in rows.items():
+        candidates = [n for n in finished(row) if is_candidate(n)]
+        if not candidates:
+            continue
+        top = best(row, candidates)
+        mine = chosen.get(key)
+        peers = [n for n in finished(row) if is_peer(n)]
+        line = [f"{row['model']}, {ROWS.get(key, key)}", f"{top}: {number(row['methods'][top]['metrics']['abpc'][0])}"]
+        if mine in row["methods"]:
+            line += [f"{mine}: {number(row['methods'][mine]['metrics']['abpc'][0])}", behind(row, mine, top)]
+        else:
+            line += ["", ""]
+        peer = best(row, peers) if peers else None
+        line.append("" if peer is None else f"{peer}: {number(row['methods'][peer]['metrics']['abpc'][0])}")
+        line.append(str(row["methods"][top]["n"]))
+        body.append(line)
+    head = ["row", "best candidate", "nearest to `default`", "behind the best candidate", "best peer", "inputs"]
+    return table(head, body)
+
+
+# --------------------------------------------------------------------------------------------------------------- figures
+
+
+def curves(row: Row, path: Path) -> None:
+    """MoRF and LeRF of `default`, the best other preset and the best peers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [n for n in finished(row) if not is_candidate(n)]
+
+    def top(kind: list[str], count: int) -> list[str]:
+        return sorted(kind, key=lambda n: -row["methods"][n]["metrics"]["abpc"][0])[:count]
+
+    shown = [
+        "default",
+        *top([n for n in names if not is_peer(n) and n != "default"], 1),
+        *top([n for n in names if is_peer(n)], 2),
+        *[n for n in ("IntegratedGradients", "random") if n in names],
+    ]
+    shown = list(dict.fromkeys(shown))
+    colours = ["#0b6e4f", "#2b6cb0", "#c05621", "#b7791f", "#6b46c1", "#718096"]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(1.25, 1), layout="constrained")
+    for name, colour in zip(shown, colours):
+        m = row["methods"][name]
+        x = [100 * i / (len(m["morf"]) - 1) for i in range(len(m["morf"]))]
+        left.plot(x, m["lerf"], color=colour, lw=1.6, ls="--")
+        left.plot(x, m["morf"], color=colour, lw=1.6, label=name)
+        left.fill_between(x, m["morf"], m["lerf"], color=colour, alpha=0.12 if name == "default" else 0)
+    measure = str(row["setup"].get("measure", "score"))
+    left.set(
+        xlabel="removed, %",
+        ylabel=measure,
+        title=f"{row['model']}: most relevant first (—), least relevant first (- -)",
+    )
+    left.legend(fontsize=7, frameon=False)
+    ordered = sorted(names, key=lambda n: row["methods"][n]["metrics"]["abpc"][0])
+    values = [row["methods"][n]["metrics"]["abpc"] for n in ordered]
+    paint = ["#0b6e4f" if n == "default" else "#c05621" if is_peer(n) else "#2b6cb0" for n in ordered]
+    low = [max(0, v[0] - v[1]) for v in values]
+    high = [max(0, v[2] - v[0]) for v in values]
+    right.barh(range(len(ordered)), [v[0] for v in values], xerr=[low, high], color=paint, error_kw={"lw": 0.8})
+    right.set_yticks(range(len(ordered)), ordered, fontsize=6)
+    right.set(xlabel="ABPC", title="green: default, blue: our other presets, orange: peers")
+    for axis in (left, right):
+        axis.title.set_fontsize(8)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+# ------------------------------------------------------------------------------------------------------------------ page
+
+
+def load(folder: Path) -> dict[str, Row]:
+    return {file.stem: json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))}
+
+
+def main() -> None:
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("--results", type=Path, default=Path("docs/results"), help="the folder with the result files")
+    command.add_argument("--out", type=Path, default=Path("docs/results.md"))
+    options = command.parse_args()
+    found = load(options.results)
+    rows = {key: found[key] for key in ROWS if key in found}
+    answers = {key: found[key] for key in SPANS if key in found}
+    randomisations = {key: row for key, row in found.items() if row.get("kind") == "randomisation"}
+    if not rows:
+        raise SystemExit(f"{options.results}: no result files; run the experiments first")
+    parts = ["# Results", INTRODUCTION, summary(rows)]
+    picture = options.results / "heatmaps.png"
+    if picture.exists():
+        parts.append(f"![Heat maps of one photo by several methods]({options.results.name}/heatmaps.png)")
+    parts += ["## The choice of `default`", CHOICE]
+    searched = load(options.results / "search")
+    if searched:
+        parts.append(search({k: searched[k] for k in ROWS if k in searched}, choice(searched)))
+    parts += ["## Beside the paper", PAPER]
+    for key, row in rows.items():
+        curves(row, options.results / f"{key}.png")
+        parts += [
+            f'<a id="{anchor(key)}"></a>\n\n## {row["model"]}, {ROWS[key]}',
+            facts(row),
+            f"![Curves]({options.results.name}/{key}.png)",
+            comparison(row),
+        ]
+    if answers:
+        parts += ["## Answers to questions", spans(answers)]
+    if randomisations:
+        parts += ["## Parameter randomisation", randomised(randomisations)]
+    text = "\n\n".join(part.strip() for part in parts) + "\n"
+    options.out.write_text(text, encoding="utf-8")
+    print(
+        f"{options.out}: {len(rows)} rows, {len(answers)} question-answering rows, {len(randomisations)} randomisations"
+    )
+
+
+def choice(searched: dict[str, Row]) -> dict[str, str]:
+    """The candidate that is `default` in each row of the search; knobs that a row does not have are left out of labels."""
+    from methods import DEFAULT_LABELS
+
+    return {
+        key: next((label for label in DEFAULT_LABELS if label in row["methods"]), "") for key, row in searched.items()
+    }
+
+
+if __name__ == "__main__":
+    main()
