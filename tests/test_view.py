@@ -262,6 +262,20 @@ def test_terminal_tells_what_stands_apart():
     assert f"set apart: [CLS], [SEP] hold {percent(share)} of all relevance" in captured.get()
 
 
+def test_terminal_paints_pictures():
+    from dynamiclrp.view.terminal import painted
+
+    a = shown.picture(seen=(0.0, 0.0, 100.0, 60.0))
+    heat = torch.zeros(60, 100)
+    heat[:4, :4], heat[-4:, -4:] = 1.0, -1.0
+    lines = painted(a.media["input"][0], heat).split("\n")
+    assert len(lines) in (15, 16) and len(lines[0].plain) == 50
+    first, last = lines[0], lines[14]
+    assert first.plain[0] == last.plain[-1] == "▀"
+    red, blue = (spans[place].style for spans, place in ((lines[0].spans, 0), (lines[14].spans, -1)))
+    assert "240,76,64" in red and "84,142,255" in blue
+
+
 def test_terminal_without_rich(monkeypatch, capsys):
     import sys
 

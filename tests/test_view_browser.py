@@ -183,6 +183,17 @@ def test_one_scale_makes_maps_comparable(look):
     assert second == 255 and first < 200  # the other one is twice as large
 
 
+def test_pictures_show_one_side_and_their_own_colours_on_request(look):
+    page = look(shown.picture())
+    page.get_by_role("button", name="against", exact=True).click()
+    drawn = torch.tensor(pixels(page)["data"]).reshape(-1, 4)
+    seen = drawn[drawn[:, 3] > 20]
+    assert len(seen) and bool((seen[:, 2] > seen[:, 0]).all())
+    for choice, expected in (("colour", "none"), ("gray photo", "grayscale")):
+        page.get_by_role("button", name=choice).click()
+        assert page.locator(".stack img").first.evaluate("e => getComputedStyle(e).filter").startswith(expected)
+
+
 def test_tables_show_all_columns_on_request(look):
     page = look(shown.table())
     rows = page.locator(".figure .signed tr")

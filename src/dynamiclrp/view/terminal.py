@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..attribution import Account, Attribution, Viewable, sinks
 from ..comparison import Comparison
 from ..generation import Generation
-from ..media import PADDING, Tokens, readable
+from ..media import PADDING, Picture, Tokens, readable
+from ..parts import pool
 from .account import number, percent
 from .colours import PALETTES
 
@@ -95,6 +100,8 @@ def _attribution(a: Attribution) -> Any:
         medium = a.media[name][0] if name in a.media else None
         if isinstance(medium, Tokens):
             blocks.append(coloured(medium, a.relevances[name][0].double().tolist()))
+        elif isinstance(medium, Picture):
+            blocks.append(painted(medium, a.heat_map(name)))
     blocks += [_table(a), Text(account_line(a.account), style="dim")]
     return Group(*blocks)
 
@@ -121,6 +128,34 @@ def coloured(tokens: Tokens, values: list[float], width: int | None = None) -> A
         names = ", ".join(dict.fromkeys(tokens.pieces[i].strip() or "␣" for i in sorted(apart)))
         text.append(f"\nset apart: {names} hold {percent(held / total)} of all relevance", style="dim")
     return text
+
+
+def painted(picture: Picture, heat: Tensor, width: int = 56) -> Any:
+    """A picture under its heat map in half blocks, two rows of pixels in a line of text."""
+    from PIL import Image
+    from rich.text import Text
+
+    size = max(1, -(-picture.width // width))
+    photo = Image.open(io.BytesIO(picture.file)).convert("L")
+    small = pool(heat.double(), size)
+    columns, rows = small.shape[1], small.shape[0] - small.shape[0] % 2
+    gray = torch.tensor(list(photo.resize((columns, small.shape[0])).tobytes())).reshape(small.shape).double()
+    strength = (small / scale_of(small)).clamp(-1, 1)
+    hues = torch.tensor([PALETTES["red-blue"].positive[1], PALETTES["red-blue"].negative[1]]).double()
+    hue = hues[(strength < 0).long()]
+    share = strength.abs().pow(0.8)[..., None]
+    colours = (share * hue + (1 - share) * (30 + 0.45 * gray)[..., None]).round().long().tolist()
+    text = Text()
+    for y in range(0, rows, 2):
+        for above, below in zip(colours[y], colours[y + 1]):
+            text.append("▀", style=f"rgb({above[0]},{above[1]},{above[2]}) on rgb({below[0]},{below[1]},{below[2]})")
+        text.append("\n")
+    return text
+
+
+def scale_of(values: Tensor) -> float:
+    """The magnitude that gets the full colour: nearly the largest, so that a single pixel does not bleach the rest."""
+    return float(torch.quantile(values.abs().flatten(), 0.995)) or float(values.abs().max()) or 1.0
 
 
 def _table(a: Attribution) -> Any:

@@ -168,7 +168,7 @@
 
   // ---- pictures ----
 
-  let patch = 1, together = false;
+  let patch = 1, together = false, sides = "both";
   const maps = [];
   const paint = (canvas, rows, columns, values, full) => {
     canvas.width = columns;
@@ -224,7 +224,8 @@
       // patches at the edge may be cut: the canvas is as large as the patches, not as the map
       canvas.style.width = `${100 * shown.columns * patch / map.columns}%`;
       canvas.style.height = `${100 * shown.rows * patch / map.rows}%`;
-      paint(canvas, shown.rows, shown.columns, shown.values, full);
+      const kept = sides === "both" ? shown.values : shown.values.map((v) => ((v > 0) === (sides === "for") ? v : 0));
+      paint(canvas, shown.rows, shown.columns, kept, full);
     };
     redraws.push(draw);
   };
@@ -523,10 +524,10 @@
     either("units", [["tokens", "tokens"], ["words", "words"]], "tokens", (value) => { words = value === "words"; });
   }
   if (has("image")) {
-    slider("heat", 0, 1, 0.01, 1, (value) => {
-      document.documentElement.style.setProperty("--heat", value);
-      document.documentElement.classList.toggle("bare", value === 0);  // no heat: the photo in its own colours
-    });
+    const root = document.documentElement;
+    if (page.pictures.length) either("photo", [["gray", "gray photo"], ["colour", "colour"], ["none", "none"]], "gray", (value) => { root.dataset.under = value; });
+    either("sign", [["both", "for and against"], ["for", "for"], ["against", "against"]], "both", (value) => { sides = value; });
+    slider("heat", 0, 1, 0.01, 1, (value) => root.style.setProperty("--heat", value));
     slider("patch", 0, 5, 1, 0, (value) => { patch = 2 ** value; redraw(); }, (value) => `${2 ** value} px`);
     if (page.panels.length > 1) either("scale", [["own", "each its own scale"], ["one", "one scale"]], "own", (value) => { together = value === "one"; });
   }
