@@ -204,7 +204,13 @@ def test_bad_methods_are_refused(method, message):
 
 
 def test_targets_must_fit():
-    for targets, message in (([0, 1], "2 targets for 3 inputs"), ([0, 1, 5], "5 choices"), ([0.5] * 3, "integers")):
+    for targets, message in (
+        ([0, 1], "2 targets for 3 inputs"),
+        ([0, 1, 5], "5 choices"),
+        ([0.5] * 3, "integers"),
+        ([[0, 1]] * 3, "one number per row"),
+        ([[0]] * 3, "or a pair"),
+    ):
         with pytest.raises(EvaluationError, match=message):
             ev.relevance_of("attnlrp", cnn(), X, targets)
 

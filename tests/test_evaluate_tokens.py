@@ -244,6 +244,34 @@ def test_patches_of_a_vision_transformer_are_max_pooled():
         ev.perturb(model, {"pixel_values": x}, relevance, unit=ev.Patches(5))
 
 
+@torch.no_grad()
+def test_a_users_measure_gets_the_whole_output():
+    """The likelihood of the last two tokens needs two positions; the shortcut of asking for one must not be taken."""
+    model = make(LlamaForCausalLM, LlamaConfig, num_key_value_heads=2, pad_token_id=0)
+
+    def likelihood(raw, targets):
+        scores = raw.logits.log_softmax(-1)
+        return scores[:, -2, 5] + scores[torch.arange(len(targets)), -1, targets]
+
+    found = ev.perturb(model, {"input_ids": IDS}, R, [5, 6, 7], measure=likelihood, step=1)
+    scores = model(input_ids=IDS).logits.log_softmax(-1)
+    expected = scores[:, -2, 5] + scores[torch.arange(3), -1, [5, 6, 7]]
+    assert [curve[0].item() for curve in found.morf] == pytest.approx(expected.tolist())
+    whole = ev.compare(model, {"input_ids": IDS}, ["attnlrp", "random"], measure=likelihood, on_error="raise")
+    assert len(whole.of("attnlrp")) == 3 and whole.rows[0]["conservation"] is None
+
+
+@torch.no_grad()
+def test_the_users_own_choice_of_logits_is_respected():
+    model = make(LlamaForCausalLM, LlamaConfig, num_key_value_heads=2, pad_token_id=0)
+    inputs = {"input_ids": IDS * PADDED, "attention_mask": PADDED}
+    expected = ev.perturb(model, inputs, R, [5, 6, 7], measure="logit")
+    found = ev.perturb(model, {**inputs, "logits_to_keep": 4}, R, [5, 6, 7], measure="logit")
+    torch.testing.assert_close(found.metric(), expected.metric())
+    with pytest.raises(EvaluationError, match="the output has 2 of them"):
+        ev.perturb(model, {**inputs, "logits_to_keep": 2}, R, [5, 6, 7], measure="logit")  # row 1 ends at 4 of 7
+
+
 def test_lost_embeddings_are_named():
     class Odd(nn.Module):
         def __init__(self) -> None:

@@ -126,10 +126,12 @@ class _Run:
         self.device = batch.inputs.explained.device
         self.targets = subject.predict(batch.inputs) if batch.targets is None else batch.targets
         self.perturber = Perturber(subject, batch.inputs, self.targets, unit, fill, step=step, batch_size=batch_size)
-        logit = Subject(subject.model, measure="logit", hidden=tuple(subject.hidden))
-        with torch.no_grad():
-            raw = logit.call(batch.inputs, self.targets)
-            self.scores = logit.score(raw, batch.inputs, self.targets).tolist()
+        self.scores: list[float | None] = [None] * len(batch)  # outputs that only the user's measure can read have none
+        if not callable(subject.measure):
+            logit = Subject(subject.model, measure="logit", hidden=tuple(subject.hidden))
+            with torch.no_grad():
+                raw = logit.call(batch.inputs, self.targets)
+                self.scores = list(logit.score(raw, batch.inputs, self.targets).tolist())
         self.reference = None
         if isinstance(subject.model, nn.Module):
             _, self.reference = timed(lambda: gradient_times_input(subject, batch.inputs, self.targets), self.device)

@@ -100,7 +100,8 @@ def read_inputs(raw: Any, name: str | None = None) -> Inputs:
 def read_targets(targets: Any, rows: int) -> Tensor:
     """One class per row, or a pair (start and end of a span; position and token)."""
     found = torch.as_tensor(targets)
-    if found.is_floating_point() or found.dtype == torch.bool or found.dim() > 2:
+    pairs = found.dim() == 2 and found.shape[1] == 2
+    if found.is_floating_point() or found.dtype == torch.bool or (found.dim() > 1 and not pairs):
         raise EvaluationError(
             f"targets {found.dtype} of shape {tuple(found.shape)}: expected integers, one or a pair per row"
         )
@@ -162,8 +163,8 @@ class Subject:
 
     def _kept(self, inputs: Inputs, targets: Tensor | None) -> int | Tensor | None:
         """The positions whose logits are asked for, where a model lets us choose: all of them would dwarf the model."""
-        if "logits_to_keep" not in self._accepts or "logits_to_keep" in inputs.values:
-            return None
+        if "logits_to_keep" not in self._accepts or "logits_to_keep" in inputs.values or callable(self.measure):
+            return None  # a user's measure gets the whole output
         positions = self._positions(inputs, targets)
         if positions is None or bool((positions == inputs.explained.shape[1] - 1).all()):
             return 1
@@ -202,6 +203,10 @@ class Subject:
             )
         if span:
             return [output[..., 0], output[..., 1]]
+        if output.dim() < 3 and targets is not None and targets.dim() == 2:
+            raise EvaluationError(
+                f"targets of shape {tuple(targets.shape)} for an output of shape {tuple(output.shape)}: expected one number per row"
+            )
         if output.dim() == 1:
             return [output[:, None]]
         if output.dim() == 2:
@@ -216,6 +221,8 @@ class Subject:
             return [output[:, -1]]
         if isinstance(kept, Tensor):
             positions = torch.searchsorted(kept, positions.contiguous())
+        elif isinstance(inputs.values.get("logits_to_keep"), int):  # the user's own choice: the last so many
+            positions = positions - (inputs.explained.shape[1] - output.shape[1])
         if bool((positions < 0).any() | (positions >= output.shape[1]).any()):
             raise EvaluationError(f"positions {positions.tolist()[:8]}: the output has {output.shape[1]} of them")
         return [output[torch.arange(rows, device=output.device), positions.to(output.device)]]
