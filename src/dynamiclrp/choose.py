@@ -45,11 +45,9 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
         rule = rule or _rule(graph, node, kind, preset, node in first)
         if kind in (Kind.ACTIVATION, Kind.FUNCTION) and 0 not in live:
             rule = Gradient()  # only a parameter of the function is live
-        if kind is Kind.PRODUCT and isinstance(rule, (Uniform, Split)) and name in ("Div", "Addcdiv"):
-            rule, signal = (
-                SignalTakesAll(),
-                op.factors[0],
-            )  # a divisor's own backward would take back what the dividend gets
+        if kind is Kind.PRODUCT and isinstance(rule, (Uniform, Split, SignalTakesAll)) and name in ("Div", "Addcdiv"):
+            # a divisor's own backward would take back what the dividend gets
+            rule, signal = SignalTakesAll(), op.factors[0]
         if isinstance(rule, (SignalTakesAll, Split)) and signal is None:
             signal = patterns.signal(graph, node)
             rule = rule if signal is not None else Uniform()

@@ -120,13 +120,14 @@ def gate_is_softmax(graph: Graph, node: int, signal: int | None) -> bool:
 
 
 def _maker(graph: Graph, ref: Ref | None) -> int:
-    """The node that computed a tensor's values, seen through movement and scaling."""
+    """The node that computed a tensor's values, seen through movement and scaling; a quotient is its dividend, scaled."""
     assert ref is not None
     node = ref[0]
     while True:
         live = live_operands(graph, node)
-        through = _kind(graph, node) in (Kind.MOVEMENT, Kind.SCALE) or graph.name(node) in ("Mul", "Div")
-        if not through or len(live) != 1:
+        quotient = graph.name(node) == "Div" and 0 in live
+        through = _kind(graph, node) in (Kind.MOVEMENT, Kind.SCALE) or graph.name(node) == "Mul"
+        if not quotient and (not through or len(live) != 1):
             return node
         ref = graph.edges[node][live[0]]
         assert ref is not None
