@@ -227,6 +227,25 @@ def test_long_generations_stay_small():
     assert page.count("<span") < 100  # the script draws, no node per cell
 
 
+def test_pages_and_files_need_no_numpy(tmp_path):
+    code = """
+import sys
+sys.modules["numpy"] = None
+import torch, warnings
+import dynamiclrp as dlrp
+from dynamiclrp.media import Picture
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+a = dlrp.explain(model, torch.randn(1, 3, 4, 4), target=0).seen_as(input=Picture(b"abc", "image/png", 4, 4, (0.0, 0.0, 4.0, 4.0)))
+a.html(sys.argv[1] + "/a.html")
+print(a.top(2))
+"""
+    import subprocess
+    import sys
+
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert (tmp_path / "a.html").stat().st_size > 10_000
+
+
 def test_notebooks_get_a_frame_of_their_own():
     inside = shown.text()._repr_html_()
     assert inside.startswith("<iframe srcdoc=") and "&lt;!doctype html&gt;" in inside and inside.count("<") == 2

@@ -163,7 +163,7 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, typ
             whole.view(-1)[tensors[f"{inner[0]}.places"]] = values
             return whole
         case "bytes":
-            return bytes(tensors[inner].numpy())
+            return bytes(tensors[inner].tolist())
         case "tuple":
             return tuple(_unpack(item, tensors, classes) for item in inner)
         case "dict":

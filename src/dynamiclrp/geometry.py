@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 Rect = tuple[float, float, float, float]
-_SLOPES = (255.0, 247.0, 239.0, 227.0)
+# Pictures have whole gray levels: ramps of several slopes keep their rounding from falling into step.
+_SLOPES = (255, 247, 239, 227)
 
 
 def seen_part(process: Callable[[Any], Tensor], width: int, height: int) -> Rect | None:
@@ -23,34 +24,35 @@ def seen_part(process: Callable[[Any], Tensor], width: int, height: int) -> Rect
 
     The part reaches beyond the picture where it was padded.
     """
-    black, white = (_through(process, torch.full((height, width), level)) for level in (0.0, 255.0))
+
+    def through(data: bytes) -> Tensor:
+        """A gray picture through the preprocessing: its first channel."""
+        from PIL import Image
+
+        made = process(Image.frombytes("L", (width, height), data).convert("RGB"))
+        return made.reshape(-1, *made.shape[-2:])[0].detach().double()
+
+    black, white = through(bytes(width * height)), through(b"\xff" * (width * height))
     span = white - black
     live = span.abs() > 1e-3 * span.abs().max()
     if not live.any():
         return None
-    across = torch.linspace(0, 1, width).expand(height, width)
-    down = torch.linspace(0, 1, height)[:, None].expand(height, width)
-    found = []
-    for size, ramp in ((width, across), (height, down)):
-        # pictures have whole gray levels: ramps of several slopes keep their rounding from falling into step
-        levels = [(_through(process, top * ramp) - black) / torch.where(live, span, 1) * (255 / top) for top in _SLOPES]
-        found.append(torch.stack(levels).mean(0) * (size - 1) + 0.5)  # the coordinate that each output pixel shows
-    xs, ys = found
+
+    def coordinates(size: int, spread: Callable[[list[int]], bytes]) -> Tensor:
+        """Which coordinate of the picture each output pixel shows."""
+        levels = []
+        for top in _SLOPES:
+            ramp = [round(top * i / max(1, size - 1)) for i in range(size)]
+            levels.append((through(spread(ramp)) - black) / torch.where(live, span, 1) * (255 / top))
+        return torch.stack(levels).mean(0) * (size - 1) + 0.5
+
+    xs = coordinates(width, lambda ramp: bytes(ramp) * height)
+    ys = coordinates(height, lambda ramp: b"".join(bytes([level]) * width for level in ramp))
     left_right = _line(xs, live, width, along=1)
     top_bottom = _line(ys, live, height, along=0)
     if left_right is None or top_bottom is None:
         return None
     return left_right[0], top_bottom[0], left_right[1], top_bottom[1]
-
-
-def _through(process: Callable[[Any], Tensor], gray: Tensor) -> Tensor:
-    """A gray picture through the preprocessing: its first channel."""
-    from PIL import Image
-
-    pixels = gray.round().to(torch.uint8).contiguous()
-    picture = Image.fromarray(pixels.numpy()).convert("RGB")
-    made = process(picture)
-    return made.reshape(-1, *made.shape[-2:])[0].detach().double()
 
 
 def _line(coordinates: Tensor, live: Tensor, size: int, along: int) -> tuple[float, float] | None:

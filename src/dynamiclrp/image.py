@@ -259,9 +259,9 @@ def _as_picture(x: Tensor) -> Picture | None:
     low, high = x.amin((1, 2), keepdim=True), x.amax((1, 2), keepdim=True)
     pixels = ((x - low) / (high - low).clamp_min(1e-6) * 255).round().to(torch.uint8)
     pixels = pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous()
-    out = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(out, "PNG", optimize=True)
     height, width = pixels.shape[:2]
+    out = io.BytesIO()
+    Image.frombytes("RGB", (width, height), bytes(pixels.flatten().tolist())).save(out, "PNG", optimize=True)
     return Picture(out.getvalue(), "image/png", width, height, (0.0, 0.0, float(width), float(height)))
 
 

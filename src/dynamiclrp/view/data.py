@@ -143,8 +143,7 @@ def integers(values: Tensor, by_row: bool = False) -> dict[str, Any]:
     largest = values.abs().amax(1, keepdim=True) if by_row else values.abs().max().reshape(1, 1)
     share = values / torch.where(largest == 0, 1, largest)
     whole = (share.sign() * share.abs().sqrt() * _FULL).round().to(torch.int16)
-    data = base64.b64encode(whole.contiguous().numpy().astype("<i2").tobytes()).decode("ascii")
-    return {"shape": list(values.shape), "scales": largest.flatten().tolist(), "data": data}
+    return {"shape": list(values.shape), "scales": largest.flatten().tolist(), "data": _base64(_bytes(whole))}
 
 
 def from_integers(packed: dict[str, Any]) -> Tensor:
@@ -155,7 +154,16 @@ def from_integers(packed: dict[str, Any]) -> Tensor:
 
 
 def _uri(data: bytes, mime: str) -> str:
-    return f"data:{mime};base64,{base64.b64encode(data).decode('ascii')}"
+    return f"data:{mime};base64,{_base64(data)}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _bytes(values: Tensor) -> bytes:
+    """A tensor's own bytes, without numpy, which torch does not bring along."""
+    return bytes(values.contiguous().flatten().view(torch.uint8).tolist())
 
 
 def _sound(sound: Sound, values: Tensor) -> dict[str, Any]:
@@ -181,7 +189,7 @@ def _sound(sound: Sound, values: Tensor) -> dict[str, Any]:
         "values": line.tolist(),
         "spectrogram": {
             "shape": list(shade.shape),
-            "data": base64.b64encode(bytes(shade.contiguous().flatten().numpy())).decode("ascii"),
+            "data": _base64(_bytes(shade)),
         },
         "map": None if heat is None else integers(heat),
         "audio": _uri(_wav(samples, sound.rate), "audio/wav") if sound.seconds <= _PLAYABLE else None,
@@ -210,5 +218,5 @@ def _wav(samples: Tensor, rate: int) -> bytes:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(rate)
-        file.writeframes((loud * 32000).to(torch.int16).numpy().astype("<i2").tobytes())
+        file.writeframes(_bytes((loud * 32000).to(torch.int16)))
     return out.getvalue()

@@ -79,10 +79,10 @@ def renderable(result: Viewable) -> Any:
     if isinstance(result, Comparison):
         blocks: list[Any] = []
         for label, a in result.items():
-            blocks += [Text(label, style="bold"), _attribution(a)]
+            blocks += [Text(label, style="bold"), _attribution(a), Text("")]
         return Group(*blocks)
     assert isinstance(result, Attribution)
-    return Group(*(_attribution(result[row]) for row in range(len(result))))
+    return Group(*(block for row in range(len(result)) for block in (_attribution(result[row]), Text(""))))
 
 
 def _attribution(a: Attribution) -> Any:
@@ -102,7 +102,7 @@ def _attribution(a: Attribution) -> Any:
             blocks.append(coloured(medium, a.relevances[name][0].double().tolist()))
         elif isinstance(medium, Picture):
             blocks.append(painted(medium, a.heat_map(name)))
-    blocks += [_table(a), Text(account_line(a.account), style="dim")]
+    blocks += [Text(""), _table(a), Text(account_line(a.account), style="dim")]
     return Group(*blocks)
 
 
@@ -118,9 +118,10 @@ def coloured(tokens: Tokens, values: list[float], width: int | None = None) -> A
         if tokens.kinds[i] == PADDING:
             continue
         strength = min(1.0, abs(value) / full)
-        red, green, blue = (round(c * strength) for c in (positive if value > 0 else negative))
-        ink = "white" if strength > 0.25 else "default"
-        style = f"{ink} on rgb({red},{green},{blue})" if strength > 0.06 else ""
+        red, green, blue = positive if value > 0 else negative
+        # strong ones stand on their colour, weaker ones are written in it: both read on dark and on light
+        dark = ",".join(str(round(c * (0.35 + 0.5 * strength))) for c in (red, green, blue))
+        style = f"white on rgb({dark})" if strength > 0.4 else f"rgb({red},{green},{blue})" if strength > 0.08 else ""
         text.append(piece.replace("\n", "⏎\n") or "·", style=f"{style} underline".strip() if i in apart else style)
     total = sum(abs(v) for v in values)
     held = sum(abs(values[i]) for i in apart)
@@ -149,7 +150,7 @@ def painted(picture: Picture, heat: Tensor, width: int = 56) -> Any:
     for y in range(0, rows, 2):
         for above, below in zip(colours[y], colours[y + 1]):
             text.append("▀", style=f"rgb({above[0]},{above[1]},{above[2]}) on rgb({below[0]},{below[1]},{below[2]})")
-        text.append("\n")
+        text.append("\n" if y + 2 < rows else "")
     return text
 
 

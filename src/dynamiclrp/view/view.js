@@ -333,7 +333,8 @@
     const context = $("context"), generated = $("generated"), chosen = $("chosen");
     let scale = "token", held = null;
     // begin at a token that says something: the longest
-    const first = g.generated.reduce((best, piece, i) => (g.said[i] !== "special" && piece.trim().length > g.generated[best].trim().length ? i : best), 0);
+    const says = (i) => (g.said[i] === "special" ? 0 : g.generated[i].trim().length);
+    const first = g.generated.reduce((best, _, i) => (says(i) > says(best) ? i : best), 0);
     let over = { row: first };
     const all = largest(Array.from({ length: count }, (_, i) => {
       const values = Array.from(row(i)), apart = setApart(g.kinds.slice(0, reach(i)), values);
