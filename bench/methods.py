@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -94,20 +97,26 @@ def lxt(path: str, model: nn.Module, inputs: dict[str, Any]) -> Iterator[Call]:
     """The AttnLRP authors' own patched model. Their patches are put on for a while and taken off again."""
     from transformers.models.llama import modeling_llama as module
 
-    sys.path.insert(0, path)
     before = dict(vars(module))
     forwards = {kind: kind.forward for kind in before.values() if isinstance(kind, type) and "forward" in vars(kind)}
     dropout = nn.Dropout.forward
-    attention = dict(module.ALL_ATTENTION_FUNCTIONS._global_mapping)
+    for name in ("lxt", "lxt.efficient"):  # its own __init__ imports models that newer transformers no longer has
+        package = ModuleType(name)
+        package.__path__ = [str(Path(path, *name.split(".")))]
+        sys.modules[name] = package
     try:
-        from lxt.efficient import monkey_patch
-
-        monkey_patch(module)
+        patches = import_module("lxt.efficient.patches")
+        patches.patch_method(patches.gated_mlp_forward, module.LlamaMLP)
+        patches.patch_method(patches.rms_norm_forward, module.LlamaRMSNorm)
+        patches.patch_method(patches.dropout_forward, nn.Dropout)
+        patches.patch_attention(module)
+        patched = module.ALL_ATTENTION_FUNCTIONS  # newer transformers asks it by a method
+        module.ALL_ATTENTION_FUNCTIONS = SimpleNamespace(get_interface=lambda name, default: patched.get(name, default))
         yield gradient(model, inputs)
     finally:
         vars(module).update(before)
         for kind, method in forwards.items():
             kind.forward = method
         nn.Dropout.forward = dropout
-        module.ALL_ATTENTION_FUNCTIONS._global_mapping.update(attention)
-        sys.path.remove(path)
+        for name in [name for name in sys.modules if name.split(".")[0] == "lxt"]:
+            del sys.modules[name]

@@ -77,10 +77,10 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             nonnegative=op.linear is not None and any(edges[i] in nonnegative for i in live if i in op.linear.factors),
         )
     for batch_norm in relays:
-        steps[batch_norm] = replace(steps[batch_norm], rule=Relay())
+        steps[batch_norm] = steps[batch_norm].changed(rule=Relay())
     for step in list(steps.values()):
         if step.added is not None:  # the sum belongs to the map, whose rule knows of the bias
-            steps[step.added[0]] = replace(steps[step.added[0]], rule=Gradient())
+            steps[step.added[0]] = steps[step.added[0]].changed(rule=Gradient())
     return steps
 
 
@@ -195,7 +195,7 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
             user not in unreached and i not in blocked[user] for user, i in positions.get(node, ())
         ):
             unreached.add(node)  # nothing arrives, so nothing has to be known
-            step = replace(step, rule=Gradient(), fold=None, added=None)
+            step = step.changed(rule=Gradient(), fold=None, added=None)
         blocked[node] = frozenset(step.rule.blocks(step))
         rule = step.rule
         if form[node] == "R" and step.kind is Kind.SCALE and isinstance(rule, Gradient):
@@ -208,13 +208,13 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
             delivers[node] = "R" if rule.delivers_relevance else "s"
         else:
             delivers[node] = "R" if rule.delivers_relevance else "s"
-        done[node] = replace(step, rule=rule, form=form[node], convert=convert)
+        done[node] = step.changed(rule=rule, form=form[node], convert=convert)
     for node, step in done.items():
         if delivers[node] == "s":
             refs = graph.edges[node]
             multiply = tuple(i for i in step.live if form.get(refs[i][0], "s") == "R")  # type: ignore[index]
             if multiply:
-                done[node] = replace(step, multiply=multiply)
+                done[node] = step.changed(multiply=multiply)
     ordered = [done[node] for node in sorted(done, reverse=True)]
     outputs = tuple(form.get(ref[0], "s") for ref in graph.outputs)
     inputs = tuple(form[ref[0]] for ref in graph.inputs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from .ops import OPS
@@ -99,6 +99,7 @@ class Graph:
         return f"Graph of {len(self)} nodes, {live} live: {ops}"
 
 
+@cache
 def op_name(type_name: str) -> str:
     """`AddmmBackward0` → `Addmm`; Python functions (`MyFunctionBackward`) → `MyFunction`."""
     name = type_name.removesuffix("AutogradNestedTensor").rstrip("0123456789").removesuffix("Backward")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from .capture import output_shape, saved_tensor_names
@@ -177,7 +177,7 @@ def _promise(
     return Plan(
         preset=preset,
         steps=tuple(
-            replace(step, places=places, rectified=_is_rectified(graph, step, forms))
+            step.changed(places=places, rectified=_is_rectified(graph, step, forms))
             for step, places in zip(steps, wanted)
         ),
         output_forms=output_forms,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from .ops import Kind, Op
 from .promise import Key
@@ -44,6 +45,14 @@ class Step:
     def top(self) -> int:
         """The node whose output counts as this one's: of a folded batch norm, or of the sum that adds the bias."""
         return self.fold if self.fold is not None else self.added[0] if self.added is not None else self.node
+
+    def changed(self, **what: Any) -> Step:
+        """A copy with other decisions; `dataclasses.replace` would be most of a plan's time."""
+        made = object.__new__(Step)
+        made.__dict__.update(self.__dict__, **what)
+        made.__dict__.pop("edits", None)
+        made.__dict__.pop("hooks", None)
+        return made
 
     def needs(self, position: int) -> bool:
         return position in self.places
