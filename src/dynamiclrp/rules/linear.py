@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import UnsupportedTensorError
 from .base import OUT, Grads, Rule, sign, stabilise, usable
 
 if TYPE_CHECKING:
@@ -53,6 +54,14 @@ class LinearRule(Rule):
     def relevance(self, here: Here, s: Tensor) -> tuple[Tensor, Tensor]:
         """(relevance to hand down, z) with the filter applied and, where so asked, the bias' share set aside."""
         z = here.output
+        if z.is_complex():
+            raise UnsupportedTensorError(
+                f"node {here.step.node} ({here.step.name}) multiplies complex numbers, which have no sign: {self} cannot tell "
+                'their parts apart. Remedy: let it keep its own backward, preset(…) | {"'
+                + here.step.name
+                + '": Gradient()}, '
+                "or write it with real numbers."
+            )
         r = here.relevance(s, z)
         if self.top < 1:
             r = _keep_top(r, self.top)
