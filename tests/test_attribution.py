@@ -1,5 +1,7 @@
 """Attribution and Comparison: rows, parts, pooling, tables, JSON, files, and what is said about bad input."""
 
+import doctest
+import importlib
 import json
 import struct
 import subprocess
@@ -346,3 +348,11 @@ def test_importing_the_package_imports_none_of_its_extras():
 
 def test_account_adds_up():
     assert Account(10.0, 7.5, {"bias": 2.0}).residual == 0.5
+
+
+@pytest.mark.parametrize(
+    "module", ["attribution", "audio", "comparison", "image", "media", "parts", "table", "view.account"]
+)
+def test_examples_of(module):
+    found = doctest.testmod(importlib.import_module(f"dynamiclrp.{module}"), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.attempted > 0 and found.failed == 0

@@ -42,6 +42,11 @@ def explain_audio(
     extractor, or a function from samples to the model's input; without it the samples go in as they are, [1, samples].
 
         a = dlrp.explain_audio(model, "bird.wav", processor=AutoFeatureExtractor.from_pretrained(...))
+
+    >>> import torch, dynamiclrp as dlrp
+    >>> a = dlrp.explain_audio(torch.nn.Linear(800, 2), torch.randn(800), rate=8000, classes=["bird", "car"])
+    >>> a.media
+    {'input': (Sound(0.10 s at 8000 Hz),)}
     """
     samples, rate = read_audio(audio, rate)
     x, argument = _input(model, samples, rate, processor)

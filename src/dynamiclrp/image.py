@@ -83,6 +83,12 @@ def explain_image(
     many of the likeliest) and `presets` give several explanations side by side.
 
         dlrp.explain_image(model, "cat.jpg", targets=2).html("cat.html")
+
+    >>> import torch, dynamiclrp as dlrp
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> a = dlrp.explain_image(model, torch.rand(3, 24, 32), target="dog", classes=["cat", "dog", "owl", "fox"])
+    >>> a.heat_map().shape
+    torch.Size([24, 32])
     """
     if target is not None and targets is not None:
         raise TypeError("explain_image: give target for one explanation or targets for several, not both")
