@@ -11,22 +11,25 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import methods
 import torch
-from models import build
 from torch import nn
 
 import dynamiclrp as dlrp
+import methods
 from dynamiclrp.explainer import Plans
 from dynamiclrp.forward import graph_of
 from dynamiclrp.timing import measure
+from models import build
 
 MODEL = "Llama-3.2-1B bf16, 512 tokens"
 
@@ -34,7 +37,9 @@ MODEL = "Llama-3.2-1B bf16, 512 tokens"
 def point(device: str, batch: int, tokens: int, layers: int, preset: str) -> dict[str, Any]:
     model, inputs = build(MODEL, batch, device, tokens=tokens, layers=layers)
     costs = measure(
-        {"gradient": methods.gradient(model, inputs), preset: methods.ours(model, inputs, preset)}, repeats=5, patience=4
+        {"gradient": methods.gradient(model, inputs), preset: methods.ours(model, inputs, preset)},
+        repeats=5,
+        patience=4,
     )
     row = {
         label: {"milliseconds": round(cost.milliseconds, 3), "peak MiB": round(cost.peak_bytes / 2**20, 1)}
@@ -63,7 +68,7 @@ def sweep(device: str, largest: int) -> dict[str, list[dict[str, Any]]]:
 
 
 class Stack(nn.Module):
-    """Residual blocks, as many as asked for: 7 nodes each."""
+    """Residual blocks, as many as asked for: 9 nodes each."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -76,33 +81,36 @@ class Stack(nn.Module):
         return x.sum(-1)
 
 
+def planned(preset: str, blocks: int) -> dict[str, Any]:
+    """Milliseconds of capture, first plan and cached plan of one graph."""
+    model = Stack(blocks).eval()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias") or preset == "dynamic")
+    x = torch.randn(1, 2, 4, requires_grad=True)
+    output, rules = model(x), dlrp.preset(preset)
+    times: dict[str, list[float]] = {"capture": [], "first plan": [], "cached plan": []}
+    for _ in range(3):
+        cache, start = Plans(), time.perf_counter()
+        graph = graph_of([output], [x])
+        captured = time.perf_counter()
+        cache.get(graph, rules)
+        planned = time.perf_counter()
+        cache.get(graph_of([output], [x]), rules)
+        end = time.perf_counter()
+        for label, seconds in zip(times, (captured - start, planned - captured, end - planned)):
+            times[label].append(1000 * seconds)
+    medians = {label: round(statistics.median(values), 2) for label, values in times.items()}
+    return {"preset": preset, "nodes": len(graph)} | medians
+
+
 def plans() -> list[dict[str, Any]]:
-    """Milliseconds of capture, first plan and cached plan, by preset and number of nodes."""
+    """Each in a process of its own: torch may overflow the stack when a graph of 50,000 nodes is freed."""
     rows = []
     for preset in ("attnlrp", "dynamic"):
-        for blocks in (40, 150, 600, 2400, 7200):
-            model = Stack(blocks).eval()
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad_(name.endswith("bias") or preset == "dynamic")
-            x = torch.randn(1, 2, 4, requires_grad=True)
-            output = model(x)
-            times: dict[str, list[float]] = {"capture": [], "first plan": [], "cached plan": []}
-            for _ in range(3):
-                cache, rules = Plans(), dlrp.preset(preset)
-                for label, call in (
-                    ("capture", lambda: graph_of([output], [x])),
-                    ("first plan", lambda: cache.get(graph, rules)),
-                    ("cached plan", lambda: cache.get(graph_of([output], [x]), rules)),
-                ):
-                    start = time.perf_counter()
-                    made = call()
-                    times[label].append(1000 * (time.perf_counter() - start))
-                    graph = made if label == "capture" else graph
-            row = {"preset": preset, "nodes": len(graph)} | {k: round(statistics.median(v), 2) for k, v in times.items()}
-            rows.append(row)
-            print("plan", json.dumps(row), flush=True)
-            dlrp.relevance(output, x, preset=preset)  # frees the graph from the outside in
-            del graph, output
+        for blocks in (40, 150, 600, 2400, 5600):
+            command = [sys.executable, __file__, "--planned", preset, str(blocks)]
+            rows.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+            print("plan", json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -110,9 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--plans", action="store_true", help="planning only")
+    parser.add_argument("--planned", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--largest", type=int, default=16384, help="tokens")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.planned:
+        print(json.dumps(planned(options.planned[0], int(options.planned[1]))), flush=True)
+        os._exit(0)  # without freeing the graph
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU cores",

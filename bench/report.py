@@ -1,0 +1,237 @@
+"""bench/results/*.json → docs/performance.md and its figures. Numbers come from the files alone.
+
+python bench/report.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, DOCS = ROOT / "bench" / "results", ROOT / "docs"
+FLOOR = "gradient x input"
+COLOURS = {
+    "attnlrp": "#2563eb", "cp-lrp": "#60a5fa", "epsilon-plus": "#f59e0b", "gamma": "#ea580c", "dynamic": "#16a34a",
+    "peers": "#9ca3af",
+}  # fmt: skip
+
+
+def load(name: str) -> dict[str, Any] | None:
+    path = RESULTS / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def colour(label: str) -> str:
+    return COLOURS.get(label.split(",")[0], COLOURS["peers"])
+
+
+def table(rows: dict[str, dict[str, float]], failed: dict[str, str], absolute: bool) -> str:
+    """One model and batch. Absolute times only from the GPU; elsewhere ratios, since the machine is shared."""
+    head = [
+        "",
+        *(["ms", "a second"] if absolute else []),
+        "time / gradient x input",
+        "peak MiB",
+        "memory / gradient x input",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for label, row in rows.items():
+        cells = [f"{row['milliseconds']:.2f}", f"{row['explanations a second']:.1f}"] if absolute else []
+        cells += [f"{row['ratio']:.2f}"]
+        cells += [f"{row['peak MiB']:.0f}", f"{row['memory ratio']:.2f}"] if "peak MiB" in row else ["", ""]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    lines += [f"\n{label}: could not run ({why})." for label, why in failed.items()]
+    return "\n".join(lines)
+
+
+def bars(results: dict[str, Any], path: Path) -> None:
+    """Ratios per model, one group a model."""
+    models = list(results["models"])
+    figure, axes = plt.subplots(2, (len(models) + 1) // 2, figsize=(2.1 * len(models), 8), sharey=False)
+    for axis, model in zip(axes.flat, models):
+        rows = {
+            k: v
+            for k, v in results["models"][model]["rows"].items()
+            if k not in ("forward", FLOOR) and not k.startswith(FLOOR)
+        }
+        labels = list(rows)
+        values = [rows[label]["ratio"] for label in labels]
+        axis.barh(labels, values, color=[colour(label) for label in labels], height=0.7)
+        axis.axvline(1, color="#111827", lw=1)
+        axis.invert_yaxis()
+        axis.set_title(model, fontsize=9)
+        axis.tick_params(labelsize=7)
+        axis.spines[["top", "right"]].set_visible(False)
+        for y, value in enumerate(values):
+            axis.text(value, y, f" {value:.2f}", va="center", fontsize=7)
+        axis.set_xlim(0, max(values) * 1.2)
+    for axis in axes.flat[len(models) :]:
+        axis.set_visible(False)
+    figure.supxlabel("time / gradient x input (CUDA graphs: / captured gradient x input); 1 is the floor", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def curves(results: dict[str, Any], path: Path) -> None:
+    """Time and memory against tokens, layers and batch."""
+    figure, axes = plt.subplots(2, 3, figsize=(11, 6))
+    for column, (name, label) in enumerate((("tokens", "tokens"), ("layers", "layers"), ("batch", "batch"))):
+        points = results[name]
+        xs = [point[name] for point in points]
+        for method, style in (("gradient", "#6b7280"), ("attnlrp", COLOURS["attnlrp"])):
+            for row, key in enumerate(("milliseconds", "peak MiB")):
+                axis = axes[row][column]
+                axis.plot(
+                    xs,
+                    [p[method][key] for p in points],
+                    "o-",
+                    color=style,
+                    ms=4,
+                    label="gradient x input" if method == "gradient" else method,
+                )
+                axis.set_xscale("log", base=2)
+                axis.set_yscale("log")
+                axis.set_xlabel(label)
+                axis.set_ylabel(key)
+                axis.spines[["top", "right"]].set_visible(False)
+                axis.set_xticks(xs, [str(x) for x in xs], fontsize=7)
+    axes[0][0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def plans_plot(results: dict[str, Any], path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(5.5, 3.4))
+    for preset in dict.fromkeys(row["preset"] for row in results["plans"]):
+        rows = [row for row in results["plans"] if row["preset"] == preset]
+        for key, style in (("first plan", "o-"), ("cached plan", "s--")):
+            axis.plot(
+                [r["nodes"] for r in rows],
+                [1000 * r[key] / r["nodes"] for r in rows],
+                style,
+                color=colour(preset),
+                ms=4,
+                label=f"{preset}, {key}",
+            )
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("nodes of the graph")
+    axis.set_ylabel("microseconds a node")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def growth(results: dict[str, Any]) -> str:
+    lines = [
+        "| tokens | gradient x input, ms | attnlrp, ms | ratio | gradient x input, MiB | attnlrp, MiB | ratio |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for p in results["tokens"]:
+        g, a = p["gradient"], p["attnlrp"]
+        lines.append(
+            f"| {p['tokens']:,} | {g['milliseconds']:.1f} | {a['milliseconds']:.1f} | {a['milliseconds'] / g['milliseconds']:.2f} "
+            f"| {g['peak MiB']:,.0f} | {a['peak MiB']:,.0f} | {a['peak MiB'] / g['peak MiB']:.2f} |"
+        )  # fmt: skip
+    return "\n".join(lines)
+
+
+def precision(results: dict[str, Any]) -> str:
+    lines = [
+        "| model | float32, GPU against CPU: largest error | bf16: largest error | bf16: rank correlation |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, row in results.items():
+        if isinstance(row, dict) and "bf16" in row:
+            lines.append(
+                f"| {name} | {row['float32']['error']:.1e} | {row['bf16']['error']:.1e} | {row['bf16']['rank correlation']:.4f} |"
+            )
+    return "\n".join(lines)
+
+
+def made_on(results: dict[str, Any]) -> str:
+    versions = results.get("versions") or {"torch": results["torch"]}
+    return f"{results['machine']}, {', '.join(f'{k} {v}' for k, v in versions.items())}, {results['date']}"
+
+
+def main() -> None:
+    figures = DOCS / "performance"
+    figures.mkdir(exist_ok=True)
+    parts = [(ROOT / "bench" / "performance.md").read_text()]
+    speed, scaling, plans = load("speed_h200.json"), load("scaling_h200.json"), load("plans_cpu.json")
+    if speed:
+        bars(speed, figures / "speed.png")
+        parts.append(
+            f"## One explanation on a GPU\n\n{made_on(speed)}. Random weights at published sizes; forward pass included.\n\n![Time per explanation](performance/speed.png)\n"
+        )
+        parts += [
+            f"### {name}\n\n{table(found['rows'], found['failed'], True)}\n" for name, found in speed["models"].items()
+        ]
+    cpu = load("speed_cpu.json")
+    if cpu:
+        parts.append(f"## One explanation on a CPU\n\n{made_on(cpu)}.\n")
+        parts += [
+            f"### {name} (CPU)\n\n{table(found['rows'], found['failed'], False)}\n"
+            for name, found in cpu["models"].items()
+        ]
+    if scaling:
+        curves(scaling, figures / "scaling.png")
+        parts.append(
+            f"## How it grows\n\n{made_on(scaling)}. Llama-3.2-1B in bf16, batch 1; 512 tokens where depth and batch grow.\n\n![Time and memory against tokens, layers and batch](performance/scaling.png)\n\n{growth(scaling)}\n"
+        )
+    memory = load("memory_h200.json")
+    if memory:
+        lines = ["| | ms | peak MiB |", "|---|---:|---:|"]
+        lines += [
+            f"| {label} | {row['milliseconds']:.1f} | {row['peak MiB']:,.0f} |" for label, row in memory["rows"].items()
+        ]
+        parts.append(
+            "## Less memory: checkpointing and offloading\n\n"
+            + f"{made_on(memory)}. {memory['what']}.\n\n"
+            + "\n".join(lines)
+            + "\n"
+        )
+        lines = ["| | ms |", "|---|---:|"] + [
+            f"| {label} | {value:.1f} |" for label, value in memory["targets"].items()
+        ]
+        parts.append(
+            f"## Many targets\n\n{made_on(memory)}. ViT-b-16, one picture, {memory['number']} classes.\n\n"
+            + "\n".join(lines)
+            + "\n"
+        )
+    if plans:
+        plans_plot(plans, figures / "plans.png")
+        lines = [
+            "| preset | nodes | capture, ms | first plan, ms | cached plan with capture, ms |",
+            "|---|---:|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {r['preset']} | {r['nodes']:,} | {r['capture']:.1f} | {r['first plan']:.0f} | {r['cached plan']:.1f} |"
+            for r in plans["plans"]
+        ]
+        parts.append(
+            f"## Planning\n\n{made_on(plans)}.\n\n![Microseconds per node](performance/plans.png)\n\n"
+            + "\n".join(lines)
+            + "\n"
+        )
+    architectures = load("architectures_h200.json")
+    if architectures:
+        parts.append(
+            f"## Precision\n\n{made_on(architectures)}. Errors relative to the largest relevance; rank correlation (Spearman) against float32 on the CPU.\n\n{precision(architectures)}\n"
+        )
+    (DOCS / "performance.md").write_text("\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()
