@@ -15,12 +15,16 @@ from zennit.canonizers import SequentialMergeBatchNorm
 import dynamiclrp as dlrp
 from dynamiclrp import evaluate as ev
 from dynamiclrp.errors import EvaluationError
+from dynamiclrp.evaluate.baselines import untouched
 
 
 def cnn() -> nn.Module:
     torch.manual_seed(0)
+    norm = nn.BatchNorm2d(6)
+    for values in (norm.weight, norm.bias, norm.running_mean, norm.running_var):  # a trained one: merging it matters
+        values.data.uniform_(0.2, 2.0)
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(96, 5)
+        nn.Conv2d(3, 6, 3, padding=1), norm, nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(96, 5)
     ).eval()  # fmt: skip
 
 
@@ -51,7 +55,13 @@ IDS = torch.randint(1, 60, (3, 9), generator=torch.Generator().manual_seed(2))
 def state(model: nn.Module) -> list:
     """Everything that a foreign package might leave on a model."""
     hooks = [(n, len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), sorted(vars(m))) for n, m in model.named_modules()]  # fmt: skip
-    return [hooks, [(n, p.requires_grad, p.detach().numpy().tobytes()) for n, p in model.named_parameters()]]
+    return [
+        hooks,
+        [
+            (n, p.requires_grad, p.detach().numpy().tobytes())
+            for n, p in (*model.named_parameters(), *model.named_buffers())
+        ],
+    ]
 
 
 @pytest.mark.parametrize("name", ["Saliency", "InputXGradient", "IntegratedGradients", "DeepLift"])
@@ -114,6 +124,20 @@ def test_nothing_is_left_on_the_model(method):
     except (TypeError, AttributeError, AssertionError):
         assert method == "captum:LRP"
     assert state(model) == before
+
+
+def test_whatever_a_foreign_package_does_is_undone():
+    model = cnn()
+    before, weight = state(model), model[0].weight
+    with pytest.raises(RuntimeError, match="half-way"), untouched(model):
+        model[0].weight.data = torch.zeros_like(weight)
+        model[1].running_mean.data = torch.zeros(6)
+        model[0].rule = "foreign"
+        model[2].register_forward_hook(lambda *_: None)
+        model[6].register_forward_pre_hook(lambda *_: None)
+        model[6].weight.requires_grad_(False)
+        raise RuntimeError("half-way")
+    assert state(model) == before and model[0].weight is weight
 
 
 def test_handles_of_the_users_hooks_still_work():

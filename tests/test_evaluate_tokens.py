@@ -272,6 +272,24 @@ def test_the_users_own_choice_of_logits_is_respected():
         ev.perturb(model, {**inputs, "logits_to_keep": 2}, R, [5, 6, 7], measure="logit")  # row 1 ends at 4 of 7
 
 
+def test_masks_for_evaluation_are_not_handed_to_the_model():
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(60, 4), nn.Linear(4, 2)
+
+        def forward(self, input_ids):
+            return self.out(self.table(input_ids).mean(1))
+
+    inputs = {"input_ids": IDS, "mine": torch.ones_like(IDS, dtype=torch.bool)}
+    unit = ev.Tokens(only="mine")
+    assert len(ev.perturb(Strict(), inputs, R, [0, 0, 1], unit=unit)) == 3
+    methods = ["attnlrp", "captum:InputXGradient", "random"]
+    found = ev.compare(Strict(), inputs, methods, unit=unit, on_error="raise")
+    assert all(len(found.of(m)) == 3 for m in methods)
+    assert len(ev.randomisation(Strict(), inputs, ["attnlrp"], unit=unit, on_error="raise").records) == 6
+
+
 def test_lost_embeddings_are_named():
     class Odd(nn.Module):
         def __init__(self) -> None:
