@@ -39,7 +39,9 @@ def run(
     measure: Annotated[str, typer.Option(help="What is watched: probability, logit, accuracy.")] = "probability",
     step: Annotated[int | None, typer.Option(min=1, help="Units taken away at once.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many inputs.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Perturbed inputs at once.")] = 32,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Perturbed inputs at once; by default what suits the device.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of random choices and intervals.")] = 0,
     store: Annotated[Path | None, typer.Option(help="A .jsonl file to go on from when stopped.")] = None,
     device: Device = "auto",

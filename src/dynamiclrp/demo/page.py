@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from ..view.account import number
-from ..view.colours import theme_css
+from ..view.colours import PALETTES, theme_css
 from .story import GRADIENT, INTEGRATED, OURS, Curve, Machine, Story, Test
 
 WIDE, HIGH = 460, 250  # of a chart
@@ -18,13 +18,20 @@ LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 34
 # The frame grows with what is inside; its own head is not needed, since the section has one.
 _INSIDE = (
     "<style>body{padding:0;max-width:none}header .mark,header h1,header .facts{display:none}"
-    "header .tools{margin-top:0}html{background:transparent}.body{row-gap:0}.panels.grid{grid-template-columns:minmax(0,1fr)}"
+    "header .tools{margin-top:0;gap:.5rem 1.2rem}.tools .pick,.legend em{display:none}html{background:transparent}.body{row-gap:0}.panels.grid{grid-template-columns:minmax(0,1fr)}"
     "@media(min-width:34rem){.panels.grid{grid-template-columns:repeat(2,minmax(0,1fr))}}"
     "@media(min-width:60rem){.panels.grid{grid-template-columns:repeat(4,minmax(0,1fr));gap:1.4rem}}</style>"
 )
 _GROW = (
     "const f=this,d=f.contentDocument;const fit=()=>{f.style.height=d.documentElement.offsetHeight+4+'px'};fit();"
     "new ResizeObserver(fit).observe(d.body)"
+)
+
+# One choice of colours for the page and all its frames.
+_COLOURS = (
+    "document.getElementById('colours').onchange=e=>{document.documentElement.dataset.palette=e.target.value;"
+    "for(const f of document.querySelectorAll('iframe')){const s=f.contentDocument.getElementById('palette');"
+    "s.value=e.target.value;s.dispatchEvent(new Event('change',{bubbles:true}))}}"
 )
 
 
@@ -70,11 +77,12 @@ def page(story: Story) -> str:
             "What it took",
             "Relevance is one run of autograd's own engine with hooks on some nodes. The plan says which rule each node has, and where "
             "every activation that autograd threw away comes from. The smaller numbers are those of the paper’s own rules, the preset "
-            "<code>dynamic</code>, on the same graph.",
+            "<code>dynamic</code>, on the same model.",
             _machines(machines),
         ),
     ]
     links = "".join(f'<a href="#{key}">{words}</a>' for key, words in _LINKS)
+    options = "".join(f'<option value="{name}">{name.replace("-", " / ")}</option>' for name in PALETTES)
     return f"""<!doctype html>
 <html lang="en" data-palette="red-blue">
 <meta charset="utf-8">
@@ -89,13 +97,14 @@ def page(story: Story) -> str:
   <h1>What did the model look at?</h1>
   <p class="lead">Two real models, unchanged, explained on a CPU. An explanation cost {number(quickest)} to
     {number(max(m.ratio for m in machines))} times a gradient.</p>
-  <nav>{links}</nav>
+  <nav>{links}<label>colours <select id="colours">{options}</select></label></nav>
 </header>
 <main>
 {"".join(sections)}
 </main>
 <footer><p>{" · ".join(html.escape(fact) for fact in story.facts)} · computed in {story.seconds:.0f} s</p>
 <p>{" ".join(html.escape(line) for line in story.credits)}</p></footer>
+<script>{_COLOURS}</script>
 </body>
 </html>
 """

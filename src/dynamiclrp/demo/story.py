@@ -155,7 +155,6 @@ def _photo(path: Path | None) -> tuple[Any, Test, Machine]:
             fill="blur",
             measure="probability",
             step=STEP,
-            batch_size=16,
         )
     test = _test(f"Is it “{first}”?", "regions of 14 × 14 pixels, blurred", "probability", compared)
     return (
