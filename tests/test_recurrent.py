@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import dynamiclrp as dlrp
 from contract import holds
+from dynamiclrp.recurrence import Unfused
 from models import gaussian, randomise
 from oracles import error
 
@@ -181,3 +182,60 @@ def test_cells_equal_their_layer():
     for preset in ("attnlrp", "cp-lrp", "gamma"):
         expected = dlrp.explain(model, X, preset=preset).relevance
         assert error(dlrp.explain(Loop(), X, preset=preset).relevance, expected) < 1e-9
+
+
+# ---------------------------------------------------------------- other devices, where even single cells are one kernel
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("rnn")])
+def test_the_decomposed_layer_equals_the_layer(name):
+    """On a GPU torch's own decomposition stands in for the fused cell; here it is put in on the CPU."""
+    model = tagger(name)
+    with torch.backends.mkldnn.flags(enabled=False):
+        whole = model(X)
+        with Unfused(("cpu",)):
+            parts = model(X)
+    torch.testing.assert_close(parts, whole)
+    for preset in ("attnlrp", "cp-lrp", "gamma"):
+        expected = dlrp.explain(model, X, preset=preset).relevance
+        with Unfused(("cpu",)):
+            assert error(dlrp.explain(model, X, preset=preset).relevance, expected) < 1e-9
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_decomposed_cell_equals_the_cell(kind, bias):
+    class Once(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = kind(WIDTH, HIDDEN, bias=bias)
+
+        def forward(self, x: Tensor, h: Tensor) -> Tensor:
+            made = self.cell(x, (h, h.tanh()) if kind is nn.LSTMCell else h)
+            return made[0] if kind is nn.LSTMCell else made
+
+    model = randomise(Once(), std=0.6).double()
+    x, h = X[:, 0], gaussian(2, HIDDEN, seed=8, dtype=torch.float64)
+    for preset in ("attnlrp", "cp-lrp", "gamma"):
+        expected = dlrp.explain(model, x, h, preset=preset).relevances
+        with Unfused(("cpu",)):
+            found = dlrp.explain(model, x, h, preset=preset).relevances
+        for argument, r in expected.items():
+            assert error(found[argument], r) < 1e-9
+
+
+def test_packed_sequences_are_decomposed_too():
+    layer = randomise(nn.LSTM(WIDTH, HIDDEN, bidirectional=True), std=0.6).double()
+    packed = nn.utils.rnn.pack_padded_sequence(X.transpose(0, 1), [5, 3])
+    with torch.backends.mkldnn.flags(enabled=False):
+        whole = layer(packed)[0].data
+        with Unfused(("cpu",)):
+            parts = layer(packed)[0].data
+    torch.testing.assert_close(parts, whole)
+
+
+def test_plain_gradients_stay_fused():
+    """The layer is taken apart for explanations only."""
+    layer = nn.LSTM(WIDTH, HIDDEN, batch_first=True)
+    dlrp.explain(Tagger(nn.LSTM).eval(), X.float())
+    assert type(layer(X.float())[0].grad_fn).__name__ in ("MkldnnRnnLayerBackward0", "TransposeBackward0")

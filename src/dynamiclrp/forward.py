@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from .ops import OPS
 from .plan import Plan
 from .presets import Preset
 from .recorder import Recorder
+from .recurrence import primitive_recurrence
 from .run import run
 from .targets import Seed, Target, unwrap
 
@@ -216,7 +216,7 @@ class Call:
         recorder = Recorder() if record else None
         tracker = Tracker(self.integers) if track else None
         with _gradients(self.modules, self.preset, bool(self.integers), freeze), self._watch(watched, ranges):
-            with torch.enable_grad(), _primitive_recurrence(self.modules):
+            with torch.enable_grad(), primitive_recurrence(self.modules):
                 with recorder or nullcontext(), tracker or nullcontext():
                     raw = self._forward()
                 output = unwrap(raw)
@@ -348,18 +348,6 @@ def _labels(graph: Graph, ranges: list[tuple[int, int, str]]) -> tuple[str, ...]
         for number in range(start, end):
             owner.setdefault(number, name)
     return tuple(owner.get(sequence_number(handle), "") for handle in graph.handles)
-
-
-@contextmanager
-def _primitive_recurrence(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Fused kernels of recurrent layers hide their gates; without them torch runs the same layer as primitives."""
-    if not any(isinstance(module, nn.RNNBase) for module in modules):
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TF32 acceleration")  # torch warns whenever these flags are touched
-        with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
-            yield
 
 
 @contextmanager

@@ -18,8 +18,8 @@ _refuse("LinalgCholeskyExBackward0 CholeskyBackward0 CholeskyInverseBackward0 Li
         "explain the tensor that it makes")  # fmt: skip
 _refuse("MkldnnRnnLayerBackward0 CudnnRnnBackward0 MiopenRnnBackward0 LstmMpsBackward0 ThnnFusedLstmCellBackward0 "
         "ThnnFusedGruCellBackward0",
-        "a fused recurrent kernel hides its gates; under torch.backends.mkldnn.flags(enabled=False) on CPU, or "
-        "torch.backends.cudnn.flags(enabled=False) on GPU, the same model is made of visible operations")  # fmt: skip
+        "a fused recurrent kernel hides its gates; call dynamiclrp.explain, which runs such layers as visible operations, or "
+        "run the forward pass under dynamiclrp.recurrence.primitive_recurrence(model.modules())")  # fmt: skip
 _refuse("CtcLossBackward0 CtcLossBackward1 CudnnCtcLossBackward0 CudnnCtcLossBackward1 MiopenCtcLossBackward0 "
         "MiopenCtcLossBackward1",
         "CTC sums over all alignments, which have no shares by frame; explain the logits that go into it")  # fmt: skip
