@@ -9,10 +9,10 @@ from torch import nn
 
 import dynamiclrp as dlrp
 import shown
-from dynamiclrp.view.account import Sums, number, percent, sums_table
+from dynamiclrp.view.account import Sums, account_line, number, percent, sums_table
 from dynamiclrp.view.colours import PALETTES
 from dynamiclrp.view.data import from_integers, integers, page_data
-from dynamiclrp.view.terminal import account_line, plain
+from dynamiclrp.view.terminal import plain
 
 pytest.importorskip("PIL")
 
@@ -328,6 +328,12 @@ def test_bars_are_the_relevance(pyplot):
     (axis,) = a.plot().axes
     drawn = {t.get_text(): p.get_width() for t, p in zip(axis.get_yticklabels(), axis.patches)}
     assert drawn == pytest.approx({p.label: p.relevance for p in a.parts()})
+
+
+def test_figures_tell_their_sums(pyplot):
+    a = shown.picture()
+    (axis,) = a.plot().axes
+    assert axis.get_xlabel().replace("\n", " ") == account_line(a.account)
 
 
 def test_own_axes_take_one_input(pyplot):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import shown
+from dynamiclrp.media import Tokens
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = os.environ.get("CHROMIUM") or next(
@@ -86,6 +87,17 @@ def test_tokens_are_coloured_by_their_relevance(look):
         assert strength == pytest.approx(min(1, abs(value) / full), abs=1e-3)
     share = sum(abs(values[i]) for i in (0, 7)) / sum(map(abs, values))
     assert f"Special tokens hold {100 * share:.0f} % of all relevance" in page.locator(".apart-strip").inner_text()
+
+
+def test_texts_run_in_their_own_direction(look):
+    tokens = Tokens.of(
+        ["[CLS]", "مرحبا", " بالعالم", " كيف", " حالك", "؟", " اليوم", "[SEP]"], ["special", *[""] * 6, "special"]
+    )
+    page = look(shown.text().seen_as(input=tokens))
+    assert page.locator(".line").get_attribute("dir") == "rtl"
+    first, second = (page.locator(".token").nth(i).bounding_box()["x"] for i in (1, 2))
+    assert second < first
+    assert look(shown.text()).locator(".line").get_attribute("dir") == "ltr"
 
 
 def test_words_are_sums_of_tokens(look):

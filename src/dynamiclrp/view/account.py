@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..attribution import Account
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -97,3 +99,13 @@ def sums_table(sums: Sums, reached: str, score: str) -> str:
 def decimals(largest: float) -> int:
     """Decimals that show a number of this size in four digits."""
     return max(0, 3 - math.floor(math.log10(largest))) if largest else 0
+
+
+def account_line(account: Account) -> str:
+    """An account in one line."""
+    small = 5e-4 * max(abs(account.total), abs(account.delivered))
+    kept = [f"kept by {name} {number(value)}" for name, value in account.kept.items() if abs(value) >= small]
+    rest = [f"kept on the way {number(account.residual)}"] if not kept else []
+    return f"score {number(account.total)} = reached the inputs {number(account.delivered)} + " + " + ".join(
+        kept or rest
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ..comparison import Comparison
 from ..generation import Generation
 from ..media import PADDING, Picture, Sound, Tokens, readable
 from ..parts import is_picture, pool
-from .account import number, percent
+from .account import account_line, number, percent
 from .colours import palette as find_palette
 
 _BARS = 15
@@ -93,7 +94,7 @@ def _size(kind: str, value: Any) -> tuple[float, float]:
         rows, columns = value.matrix.shape
         return min(16, 2 + 0.22 * columns), min(16, 1.6 + 0.26 * rows)
     if kind == "image":
-        return 3.6, 3.8
+        return 3.6, 4.3
     if kind == "sound":
         return 8, 2.8
     a, name = value
@@ -112,6 +113,11 @@ def _draw(axis: Any, kind: str, title: str, value: Any, colours: _Colours, words
     else:
         _bars(axis, a, name, colours, words, in_order=kind == "tokens")
     axis.set_title(title, fontsize=11, loc="left")
+    says = axis.get_xlabel()
+    account = account_line(a.account)
+    axis.set_xlabel(
+        "\n".join(filter(None, (says, *wrap(account, 58 if kind == "image" else 110)))), fontsize=8, color="0.35"
+    )
 
 
 def _image(axis: Any, a: Attribution, name: str, colours: _Colours, patch: int) -> None:

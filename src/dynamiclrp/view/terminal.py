@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attribution import Account, Attribution, Viewable, sinks
+from ..attribution import Attribution, Viewable, sinks
 from ..comparison import Comparison
 from ..generation import Generation
 from ..media import PADDING, Picture, Tokens, readable
 from ..parts import pool
-from .account import number, percent
+from .account import account_line, number, percent
 from .colours import PALETTES
 
 _ROWS = 10
@@ -57,16 +57,6 @@ def plain(result: Viewable) -> list[str]:
         lines += [f"  {part.label:24} {number(part.relevance):>10}" for part in a.top(_ROWS)]
         lines.append("  " + account_line(a.account))
     return lines
-
-
-def account_line(account: Account) -> str:
-    """An account in one line."""
-    small = 5e-4 * max(abs(account.total), abs(account.delivered))
-    kept = [f"kept by {name} {number(value)}" for name, value in account.kept.items() if abs(value) >= small]
-    rest = [f"kept on the way {number(account.residual)}"] if not kept else []
-    return f"score {number(account.total)} = reached the inputs {number(account.delivered)} + " + " + ".join(
-        kept or rest
-    )
 
 
 def renderable(result: Viewable) -> Any:

@@ -127,6 +127,11 @@
       element("span", { class: "gauge", style: { "--share": share.toFixed(4) } }), ...names,
       ...(own.length > top.length ? [element("span", {}, `and ${own.length - top.length} more`)] : []));
   };
+  // the text's own direction, whatever its special tokens are written in
+  const direction = (input) => {
+    const letter = input.pieces.filter((_, i) => input.kinds[i] !== "special").join("").match(/\p{L}/u);
+    return letter && /[\u0590-\u08ff\ufb1d-\ufefc]/.test(letter[0]) ? "rtl" : "ltr";
+  };
   let words = false;
   const drawTokens = (host, input) => {
     host.textContent = "";
@@ -136,7 +141,7 @@
     const full = largest(values.filter((_, i) => !apart[i])) || largest(values) || 1;
     const total = values.reduce((sum, v) => sum + Math.abs(v), 0) || 1;
     const long = shown.length > 160;
-    const line = element("p", { class: `line ${long ? "small" : "large"}` });
+    const line = element("p", { class: `line ${long ? "small" : "large"}`, dir: direction(input) });
     let word = null;
     const spans = [];
     shown.forEach((u, i) => {
@@ -356,6 +361,7 @@
     };
     g.pieces.slice(0, g.start).forEach((piece, i) => context.append(token(piece, g.kinds[i], i)));
     g.generated.forEach((piece, i) => generated.append(token(piece, g.said[i], g.start + i)));
+    context.dir = generated.dir = direction(g);
     if (g.start > 400) context.classList.add("long");
     if (count > 400) generated.classList.add("long");
 
