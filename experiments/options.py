@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,11 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=1)
+    text = re.sub(
+        r"\[\s+([^\[\]{}]+?)\s+\]", lambda found: "[" + " ".join(found[1].split()) + "]", text
+    )  # lists in one line
+    part.write_text(text + "\n", encoding="utf-8")
     os.replace(part, path)
 
 
