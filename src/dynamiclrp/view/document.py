@@ -1,7 +1,7 @@
 """Results → one HTML page that needs nothing but itself: style, script and data inside, no network.
 
-The page's frame, headings and accounts are written here, so they can be read without a script; the script beside this
-file draws tokens, heat maps, sounds and matrices from the data (`data.py`), so that they can be turned and asked.
+The page's frame, headings and accounts are written here, so they can be read without a script; scripts (`script/`) draw
+tokens, heat maps, sounds and matrices from the data (`data.py`), so that they can be turned and asked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def document(result: Viewable, *, palette: str = "red-blue", title: str | None =
     plain = html.unescape(heading.replace("<q>", "“").replace("</q>", "”"))
     folder = resources.files(__package__)
     style = theme_css() + folder.joinpath("view.css").read_text("utf-8")
-    script = folder.joinpath("view.js").read_text("utf-8")
+    script = _script(data)
     # "<" may not appear in the data: "</script>" would end it
     embedded = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     body = _generation() if data["generation"] else _panels(data["panels"])
@@ -58,6 +58,23 @@ def document(result: Viewable, *, palette: str = "red-blue", title: str | None =
 </body>
 </html>
 """
+
+
+def _script(data: dict[str, Any]) -> str:
+    """What draws this page: only the parts that it has something for."""
+    kinds = {i["kind"] for p in data["panels"] for i in p["inputs"]}
+    wanted = {
+        "base": True,
+        "bars": True,
+        "tokens": "tokens" in kinds or data["generation"],
+        "pictures": "image" in kinds,
+        "sounds": "sound" in kinds,
+        "generation": data["generation"],
+        "start": True,
+    }
+    folder = resources.files(__package__).joinpath("script")
+    parts = [folder.joinpath(f"{name}.js").read_text("utf-8") for name, needed in wanted.items() if needed]
+    return '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
 
 
 def frame(result: Viewable) -> str:
