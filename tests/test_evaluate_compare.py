@@ -298,7 +298,9 @@ def test_a_comparison_can_be_kept_and_shown(tmp_path):
     assert again.rows == found.rows and str(again) == str(found)
     assert [p.name for p in tmp_path.iterdir()] == ["c.json"]
     table = found.to_pandas()
-    assert isinstance(table, pandas.DataFrame) and table.loc["epsilon", "abpc"] == found.interval("epsilon").mean
+    assert isinstance(table, pandas.DataFrame) and table.loc["epsilon", "abpc"] == pytest.approx(
+        found.interval("epsilon").mean
+    )
     lines = str(found).splitlines()
     assert "means over the curve" in lines[0] and "logit" in lines[0]
     assert [line.split()[0] for line in lines[3:]] == [row["method"] for row in found.rows]
@@ -315,6 +317,23 @@ def test_rows_say_what_they_are():
     assert row["abpc_low"] <= row["abpc"] <= row["abpc_high"]
     assert row["abpc"] == pytest.approx(row["comprehensiveness"] - row["sufficiency"])
     assert row["seconds"] > 0 and row["time_ratio"] > 0
+
+
+def test_rows_resample_as_single_intervals_do():
+    """Rows are made for all methods at once; that changes nothing, also where methods finished different inputs."""
+
+    def sometimes(model, x, t):
+        return x if (x != X[3]).any(1).all() else x * torch.nan
+
+    found = ev.compare(net(), X, {"epsilon": "epsilon", "sometimes": sometimes, "random": "random"}, **ASK)
+    assert {row["method"]: row["n"] for row in found.rows} == {"epsilon": 12, "sometimes": 11, "random": 12}
+    for row in found.rows:
+        for name in ev.METRICS:
+            one = found.interval(row["method"], name)
+            assert [row[name], row[f"{name}_low"], row[f"{name}_high"]] == pytest.approx([one.mean, one.low, one.high])
+    for row in found.rows[1:]:
+        one = found.difference(found.rows[0]["method"], row["method"])
+        assert [row["behind"], row["behind_low"], row["behind_high"]] == pytest.approx([one.mean, one.low, one.high])
 
 
 def test_the_plot_has_every_method(tmp_path):

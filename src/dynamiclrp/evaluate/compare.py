@@ -184,11 +184,11 @@ class _Run:
     ) -> tuple[dict[int, tuple[Tensor, float]], dict[int, str]]:
         """Scores of units and the sum of relevance by row, and why there are none. A batch that fails is taken apart, so
         that one bad input costs no others."""
-        part = self.batch.pick(rows) if len(rows) < len(self.batch) else self.batch
+        batch = self.batch.pick(rows) if len(rows) < len(self.batch) else self.batch
         targets = self.targets[torch.tensor(rows, device=self.targets.device)]
         try:
             relevance, cost = timed(
-                lambda: method.relevance(self.subject, part.inputs, targets, part.indices), self.device
+                lambda: method.relevance(self.subject, batch.inputs, targets, batch.indices), self.device
             )
             spent.add(cost)
             if len(relevance) != len(rows):
@@ -199,7 +199,8 @@ class _Run:
                 raise
             if len(rows) == 1:
                 return {}, {rows[0]: f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
-            parts = [self._explain(method, [row], spent) for row in rows]
+            half = len(rows) // 2
+            parts = [self._explain(method, part, spent) for part in (rows[:half], rows[half:])]
             return {k: v for p, _ in parts for k, v in p.items()}, {k: v for _, p in parts for k, v in p.items()}
         sums = relevance.detach().cpu().double().flatten(1).sum(1).tolist()
         return {row: (scores[place], sums[place]) for place, row in enumerate(rows)}, {}

@@ -35,11 +35,19 @@ class Comparison:
     setup: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]] = field(repr=False)
 
+    @cached_property
+    def _finished(self) -> dict[str, dict[int, Mapping[str, Any]]]:
+        found: dict[str, dict[int, Mapping[str, Any]]] = {method: {} for method in self.methods}
+        for record in sorted(self.records, key=lambda record: record["input"]):
+            if "error" not in record:
+                found[record["method"]][record["input"]] = record
+        return found
+
     def of(self, method: str) -> dict[int, Mapping[str, Any]]:
-        """A method's finished records by input."""
+        """A method's finished records by input, in the data's order."""
         if method not in self.methods:
             raise EvaluationError(f"no method {method!r} here. Known: {', '.join(self.methods)}")
-        return {r["input"]: r for r in self.records if r["method"] == method and "error" not in r}
+        return self._finished[method]
 
     def errors(self, method: str) -> list[str]:
         """Why a method gave nothing, one line per input that it failed on."""
@@ -49,7 +57,7 @@ class Comparison:
         ]
 
     def curves(self, method: str) -> Curves:
-        rows = [r for _, r in sorted(self.of(method).items())]
+        rows = self.of(method).values()
         part = {k: tuple(torch.tensor(r[k], dtype=torch.float64) for r in rows) for k in ("fractions", "morf", "lerf")}
         return Curves(part["fractions"], part["morf"], part["lerf"])
 
@@ -66,7 +74,7 @@ class Comparison:
         shared = sorted(set(self.of(ours)) & set(self.of(theirs)))
         if not shared:
             raise EvaluationError(f"{ours!r} and {theirs!r} finished no input in common")
-        places = [dict(zip(sorted(self.of(m)), self.metric(m, name).tolist())) for m in (ours, theirs)]
+        places = [dict(zip(self.of(m), self.metric(m, name).tolist())) for m in (ours, theirs)]
         return paired_difference([places[0][i] for i in shared], [places[1][i] for i in shared], seed=self._seed)
 
     @property
@@ -76,23 +84,44 @@ class Comparison:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """One dict per method, best ABPC first: metrics with intervals, distance to the best, conservation, cost."""
-        found = [self._row(method) for method in self.methods]
+        values: dict[str, dict[int, list[float]]] = {}
+        for method in self.methods:
+            curves = self.curves(method)
+            columns = torch.stack([curves.metric(name) for name in METRICS], 1) if len(curves) else torch.empty(0, 1)
+            values[method] = dict(zip(self.of(method), columns.tolist()))
+        found: list[dict[str, Any]] = [
+            {"method": m, "n": len(self.of(m)), "failed": len(self.errors(m))} for m in self.methods
+        ]
+        finished = [row for row in found if row["n"]]
+        for row, intervals in zip(finished, self._intervals([values[row["method"]] for row in finished])):
+            for name, interval in zip(METRICS, intervals):
+                row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
         found.sort(key=lambda row: -row["abpc"] if row["n"] else float("inf"))
-        for row in found[1:]:
-            if row["n"] and set(self.of(row["method"])) & set(self.of(found[0]["method"])):
-                behind = self.difference(found[0]["method"], row["method"])
-                row |= {"behind": behind.mean, "behind_low": behind.low, "behind_high": behind.high}
+        best = values[found[0]["method"]]
+        others = [row for row in found[1:] if best.keys() & values[row["method"]].keys()]
+        behind = [{i: [best[i][0] - v[0]] for i, v in values[row["method"]].items() if i in best} for row in others]
+        for row, (interval,) in zip(others, self._intervals(behind)):
+            row |= {"behind": interval.mean, "behind_low": interval.low, "behind_high": interval.high}
+        for row in finished:
+            row |= self._sums_and_cost(row["method"])
         return found
 
-    def _row(self, method: str) -> dict[str, Any]:
+    def _intervals(self, values: Sequence[Mapping[int, list[float]]]) -> list[list[Interval]]:
+        """Intervals of several methods' numbers by input; those on the same inputs are resampled in one go."""
+        together: dict[tuple[int, ...], list[int]] = {}
+        for place, numbers in enumerate(values):
+            together.setdefault(tuple(numbers), []).append(place)
+        found: list[list[Interval]] = [[] for _ in values]
+        for places in together.values():
+            columns = [torch.tensor(list(values[place].values()), dtype=torch.float64) for place in places]
+            intervals = iter(bootstrap_columns(torch.cat(columns, 1), seed=self._seed))
+            for place, part in zip(places, columns):
+                found[place] = [next(intervals) for _ in range(part.shape[1])]
+        return found
+
+    def _sums_and_cost(self, method: str) -> dict[str, Any]:
         records = list(self.of(method).values())
-        row: dict[str, Any] = {"method": method, "n": len(records), "failed": len(self.errors(method))}
-        if not records:
-            return row
-        curves = self.curves(method)
-        columns = torch.stack([curves.metric(name) for name in METRICS], 1)
-        for name, interval in zip(METRICS, bootstrap_columns(columns, seed=self._seed)):
-            row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        row: dict[str, Any] = {}
         kept = [r["relevance"] / r["score"] for r in records if r.get("score")]
         row["conservation"] = statistics.median(kept) if kept else None  # sum of relevance / score
         warm = [r for r in records if r.get("warm")] or records

@@ -20,27 +20,27 @@ PAPER_SCALE = 4.0
 ERASER_BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
 
 
-def area(fractions: Tensor, values: Tensor) -> float:
-    """The mean of a curve over the fraction removed, by trapezes."""
-    return float(torch.trapezoid(values.double(), fractions.double()))
+def area(fractions: Tensor, values: Tensor) -> Tensor:
+    """The mean of curves [..., points] over the fraction removed, by trapezes."""
+    return torch.trapezoid(values, fractions, dim=-1)
 
 
-def abpc(fractions: Tensor, morf: Tensor, lerf: Tensor) -> float:
+def abpc(fractions: Tensor, morf: Tensor, lerf: Tensor) -> Tensor:
     """Area between LeRF and MoRF: the larger, the better the ranking; 0 for chance."""
     return area(fractions, lerf - morf)
 
 
-def comprehensiveness(fractions: Tensor, morf: Tensor, lerf: Tensor) -> float:
+def comprehensiveness(fractions: Tensor, morf: Tensor, lerf: Tensor) -> Tensor:
     """Area between the untouched score and MoRF: how much is lost without what is relevant (more is better)."""
-    return area(fractions, morf[0] - morf)
+    return area(fractions, morf[..., :1] - morf)
 
 
-def sufficiency(fractions: Tensor, morf: Tensor, lerf: Tensor) -> float:
+def sufficiency(fractions: Tensor, morf: Tensor, lerf: Tensor) -> Tensor:
     """Area between the untouched score and LeRF: how much is lost without what is irrelevant (less is better)."""
-    return area(fractions, lerf[0] - lerf)
+    return area(fractions, lerf[..., :1] - lerf)
 
 
-def eraser_comprehensiveness(fractions: Tensor, morf: Tensor, lerf: Tensor) -> float:
+def eraser_comprehensiveness(fractions: Tensor, morf: Tensor, lerf: Tensor) -> Tensor:
     """f(x) - f(x without the top q), averaged over q in `ERASER_BINS` (DeYoung et al. 2020): more is better.
 
     Between the points of a curve it is read linearly; with `step=1` no more than one unit lies between them.
@@ -48,20 +48,20 @@ def eraser_comprehensiveness(fractions: Tensor, morf: Tensor, lerf: Tensor) -> f
     return _aopc(fractions, morf, ERASER_BINS)
 
 
-def eraser_sufficiency(fractions: Tensor, morf: Tensor, lerf: Tensor) -> float:
+def eraser_sufficiency(fractions: Tensor, morf: Tensor, lerf: Tensor) -> Tensor:
     """f(x) - f(only the top q of x), averaged over `ERASER_BINS`: less is better. Keeping the top q is LeRF at 1 - q."""
     return _aopc(fractions, lerf, [1 - q for q in ERASER_BINS])
 
 
-def _aopc(fractions: Tensor, curve: Tensor, at: Sequence[float]) -> float:
+def _aopc(fractions: Tensor, curve: Tensor, at: Sequence[float]) -> Tensor:
     points = torch.tensor(list(at), dtype=torch.float64)
-    return float((curve[0] - interpolate(points, fractions, curve)).mean())
+    return (curve[..., :1] - interpolate(points, fractions, curve)).mean(-1)
 
 
 def interpolate(points: Tensor, fractions: Tensor, values: Tensor) -> Tensor:
-    """A curve's values between its points, linearly."""
+    """The values of curves [..., points] between their points, linearly."""
     right = torch.searchsorted(fractions, points).clamp(1, len(fractions) - 1)
-    x0, x1, y0, y1 = fractions[right - 1], fractions[right], values[right - 1], values[right]
+    x0, x1, y0, y1 = fractions[right - 1], fractions[right], values[..., right - 1], values[..., right]
     return y0 + (y1 - y0) * (points - x0) / (x1 - x0)
 
 
@@ -74,12 +74,12 @@ def on_grid(grid: Tensor, fractions: Sequence[Tensor], curves: Sequence[Tensor])
 class Metric:
     """A number per input, whether more or less of it is better, and its scale in words."""
 
-    function: Callable[[Tensor, Tensor, Tensor], float]
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
     more_is_better: bool
     scale: str
 
 
-def _scaled(function: Callable[[Tensor, Tensor, Tensor], float]) -> Callable[[Tensor, Tensor, Tensor], float]:
+def _scaled(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return lambda fractions, morf, lerf: PAPER_SCALE * function(fractions, morf, lerf)
 
 

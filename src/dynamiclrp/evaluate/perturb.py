@@ -40,10 +40,14 @@ class Curves:
         """One number per input; the names and scales are in `METRICS`."""
         if name not in METRICS:
             raise EvaluationError(f"unknown metric {name!r}. Known: {', '.join(METRICS)}")
-        function = METRICS[name].function
-        return torch.tensor(
-            [function(*rows) for rows in zip(self.fractions, self.morf, self.lerf)], dtype=torch.float64
-        )
+        together: dict[tuple[float, ...], list[int]] = {}  # inputs with the same points go in one step
+        for row, points in enumerate(self.fractions):
+            together.setdefault(tuple(points.tolist()), []).append(row)
+        found = torch.empty(len(self), dtype=torch.float64)
+        for rows in together.values():
+            morf, lerf = (torch.stack([curves[row].double() for row in rows]) for curves in (self.morf, self.lerf))
+            found[rows] = METRICS[name].function(self.fractions[rows[0]].double(), morf, lerf)
+        return found
 
     def interval(self, name: str = "abpc", *, seed: int = 0) -> Interval:
         """The mean over inputs with its bootstrap interval."""
