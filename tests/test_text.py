@@ -7,8 +7,8 @@ pytest.importorskip("transformers")
 
 import dynamiclrp as dlrp
 import words
+from dynamiclrp.heads import task_of
 from dynamiclrp.media import Tokens
-from dynamiclrp.text import task_of
 from dynamiclrp.tokens import read_tokens
 
 SENTENCE = "Alice opened the oven, Bob opened the drawer."

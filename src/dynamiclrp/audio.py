@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from .attribution import Attribution
 from .explain import Explainer
-from .image import ClassChoice, class_names
+from .heads import ClassChoice, accepted, class_names
 from .media import Sound
 from .presets import Preset
-from .text import accepted
 
 _QUIET = 1e-4  # noise that counts as silence
 _MOMENTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the recording, where bursts are tried

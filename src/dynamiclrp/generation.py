@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from .attribution import Account, Answer, Attribution, Viewable, frame_of
 from .errors import TargetError
 from .explain import Explainer
+from .heads import accepted, task_of
 from .media import Tokens
 from .parts import Part
 from .presets import Preset
-from .text import accepted, decoder_start, task_of
+from .text import decoder_start
 from .tokens import Encoded, Messages, encode, encode_chat, read_tokens, token_id
 
 RUNNER_UP = "runner-up"

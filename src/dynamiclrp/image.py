@@ -18,14 +18,14 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from .attribution import Answer, Attribution
+from .attribution import Attribution
 from .comparison import Comparison
 from .errors import TargetError
 from .explain import Explainer
 from .geometry import seen_part
+from .heads import ClassChoice, accepted, class_names
 from .media import Picture
 from .presets import Preset
-from .text import accepted, label_index
 
 _SHOWN = 1024  # pixels of the longer side that a page carries
 Source = str | PathLike[str] | Tensor | Any  # Any: a PIL picture
@@ -119,35 +119,6 @@ def explain_image(
             )  # fmt: skip
             found[label or ask.answer.label] = a
     return next(iter(found.values())) if targets is None and presets is None else Comparison(found)
-
-
-class ClassChoice:
-    """The score of a class in [1, classes] logits, or its lead over another; remembers the answer in words."""
-
-    def __init__(self, target: int | str | None, contrast: int | str | None, names: dict[int, str]) -> None:
-        self.target, self.contrast, self.names = target, contrast, names
-        self.chosen: Any = None
-        self.answer = Answer("")
-
-    def __call__(self, output: Tensor) -> Tensor:
-        if output.dim() != 2 or len(output) != 1:
-            raise TargetError(
-                f"the model's output has shape {tuple(output.shape)}: expected one row of class scores, [1, classes]. "
-                "For other outputs use dynamiclrp.explain with a callable target."
-            )
-        logits = output[0]
-        names = {i: self.names.get(i, str(i)) for i in range(len(logits))}
-        index = int(logits.argmax()) if self.target is None else label_index(self.target, names)
-        score, against = logits[index], None
-        self.chosen = index
-        if self.contrast is not None:
-            other = label_index(self.contrast, names)
-            if other == index:
-                raise TargetError(f"contrast {self.contrast!r} is the target itself: there is no difference to explain")
-            score, against, self.chosen = score - logits[other], names[other], (index, other)
-        chances = logits.detach().float().softmax(-1)
-        self.answer = Answer(names[index], float(chances[index]) if len(logits) > 1 else None, against)
-        return score.reshape(1)
 
 
 def _targets(model: nn.Module, x: Tensor, targets: Any, names: dict[int, str], argument: str) -> list[Any]:
@@ -320,16 +291,3 @@ def find_processor(model: nn.Module) -> Process:
         f"{type(model).__name__} does not say how pictures are prepared for it. Pass processor=, a function from a PIL "
         f"picture to a tensor (or a transformers image processor), or a tensor that is already prepared.{hint}"
     )
-
-
-def class_names(model: nn.Module, classes: Sequence[str] | Mapping[int, str] | None = None) -> dict[int, str]:
-    """Names of the classes: given, or the model's own; empty if it has none."""
-    if classes is not None:
-        if isinstance(classes, str):
-            raise TypeError("classes: expected a list of names, got one string")
-        return {int(i): str(n) for i, n in (classes.items() if isinstance(classes, Mapping) else enumerate(classes))}
-    known = getattr(getattr(model, "config", None), "id2label", None)
-    if known:
-        return {int(i): str(name) for i, name in known.items()}
-    listed = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
-    return dict(enumerate(listed)) if listed else {}

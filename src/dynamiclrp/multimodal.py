@@ -13,10 +13,10 @@ from .attribution import Answer, Attribution
 from .errors import TargetError
 from .explain import Explainer
 from .geometry import seen_part
+from .heads import accepted
 from .image import as_process, keep_picture, open_picture
 from .media import Medium, Tokens
 from .presets import Preset
-from .text import accepted
 from .tokens import Messages, read_tokens, token_id
 
 

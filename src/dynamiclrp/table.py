@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from .attribution import Answer, Attribution
 from .errors import TargetError
 from .explain import explain
-from .image import class_names
+from .heads import class_names, label_index
 from .media import Table
 from .presets import Preset
-from .text import label_index
 
 
 def explain_table(
