@@ -114,9 +114,9 @@ def check(case: Case, finding: Finding, *, dynamic: bool = True) -> Finding:
 def under_dynamic(case: Case) -> str:
     """`ok`, what float64 made of it where float32 overflows, or the error.
 
-    The paper's rules divide by sums that may cancel (LRP-0) and keep relevance whole at batch norms, so on random
-    weights relevance may grow from layer to layer, beyond float32 in deep networks. That is the rule, not the engine:
-    what counts is that float64 takes it.
+    The paper's identity rules hand relevance to values that may cancel (LRP-0 then divides by them), so on random weights it
+    may grow from layer to layer, beyond float32 in deep networks. That is the rule, not the engine: what counts is that
+    float64 takes it.
     """
     try:
         return "ok" if _finite(_explain_dynamic(case).relevances) else "not finite"

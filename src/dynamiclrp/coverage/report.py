@@ -129,9 +129,10 @@ Written by `dynamiclrp coverage --paper`. Published sizes, random weights, float
 *nodes covered*: nodes of the whole autograd graph, every parameter followed, that have a rule. The paper's counts come from
 older versions of the libraries (attention written out in several operations, dropout kept in the graph), so the totals
 differ; what must agree is that none is left over. *live*: nodes that relevance passes through. *finite*: under
-`attnlrp`; *`dynamic`*: the same under the paper's rules (`float64`: on random weights they grow beyond float32, see
-`under_dynamic`). *ledger residual*: what the accounts under `attnlrp` cannot explain, relative to the largest
-amount of relevance that moved; reasons that kept something: {", ".join(sorted(kept))}. *seconds*: one explanation.
+`attnlrp`; *`dynamic`*: the same under the preset `dynamic`, the paper's rules but for batch norm and functions with
+f(0) ≠ 0 (see its docstring; `float64`: float32 overflows). *ledger residual*: what the accounts under `attnlrp` cannot explain, relative to the largest
+amount of relevance that moved; reasons that kept something: {", ".join(sorted(kept))}. *seconds*: one explanation on one
+thread of a machine that had other work to do.
 Mamba's scan is written out token by token, so its graph grows with the text (here 8 tokens). The paper's sum is quoted as
 printed there; its rows add up to {sum(a.published.nodes for a, _ in pairs):,}.
 
