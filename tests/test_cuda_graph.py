@@ -68,6 +68,18 @@ def test_many_targets_from_one_replayed_forward_pass():
 
 
 @gpu
+def test_explanations_between_the_targets_of_another():
+    model = encoder().cuda()
+    x, y = torch.randn(2, 1, 6, 64, device="cuda")
+    graph = dlrp.Explainer(model, cuda_graph=True)
+    for (target, a), b in zip(enumerate(graph.each(x, targets=[0, 1, 2])), graph.each(y, targets=[2, 1, 0])):
+        torch.testing.assert_close(a.relevance, dlrp.explain(model, x, target=target).relevance, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            b.relevance, dlrp.explain(model, y, target=2 - target).relevance, rtol=1e-4, atol=1e-6
+        )
+
+
+@gpu
 def test_new_weights_in_place_and_moved():
     model = encoder().cuda()
     graph = dlrp.Explainer(model, cuda_graph=True)

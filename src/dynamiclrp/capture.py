@@ -40,9 +40,7 @@ class Saved:
 
     __slots__ = ("node", "read", "scratch")
 
-    def __init__(
-        self, node: Any, read: Mapping[str, Any] | None = None, scratch: dict[Any, Tensor] | None = None
-    ) -> None:
+    def __init__(self, node: Any, read: Mapping[str, Any] | None = None, scratch: dict[Any, Any] | None = None) -> None:
         self.node = node
         self.read = read  # values that were read ahead, since they can be read only once
         self.scratch = {} if scratch is None else scratch  # shared by all nodes of one pass
@@ -276,10 +274,9 @@ def read_error(error: RuntimeError, node: str, name: str) -> LRPError:
 
 def _clean(value: Any) -> Any:
     """Negative integers read back as unsigned."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
+    kind = type(value)
+    if kind is int:
         return value - (1 << 64) if value >= _SIGN_BIT else value
-    if isinstance(value, (tuple, list)):
-        return tuple(_clean(item) for item in value)
+    if kind is tuple or kind is list:
+        return tuple([_clean(item) for item in value])
     return value

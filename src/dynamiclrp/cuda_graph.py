@@ -7,6 +7,7 @@ then the relevance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from .attribution import Attribution
 from .errors import CaptureError, LRPError
-from .explainer import largest, sound
+from .explainer import verdict
 from .forward import Call, modules_of
 from .targets import Seed, Target, seed_for
 
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
 _WARM_UPS = 2  # lazy initialisation, autotuning and the plan are done before the capture
 
 
-def key_of(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str], many: bool
-) -> tuple[Any, ...]:
-    """What a capture is good for: shapes and plain values of the arguments, and where the model's weights are."""
+def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str], many: bool) -> tuple[Any, ...]:
+    """What a capture is good for: shapes and plain values of the arguments."""
     named = [*enumerate(args), *kwargs.items()]
-    modules = modules_of(model)
-    weights = [t for module in modules for t in (*module._parameters.values(), *module._buffers.values())]
-    where = hash(tuple([t.data_ptr() for t in weights if t is not None]))
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    return (tuple((name, _plain(name, value)) for name, value in named), tuple(layers), many, where, autocast)
+    return (tuple([(name, _plain(name, value)) for name, value in named]), tuple(layers), many, autocast)
+
+
+def _weights(model: nn.Module) -> list[Tensor]:
+    held = [(*module._parameters.values(), *module._buffers.values()) for module in modules_of(model)]
+    return [tensor for tensors in held for tensor in tensors if tensor is not None]
 
 
 def _plain(name: Any, value: Any) -> Any:
@@ -56,12 +57,16 @@ def _plain(name: Any, value: Any) -> Any:
 
 
 class Captured:
-    """One captured explanation. `predict` new values, then `explain` any number of targets of them."""
+    """One captured explanation: `launch` a target of some values, then `finish` it.
+
+    Nothing is looked at before `finish`, so that the GPU works while Python does.
+    """
 
     def __init__(
         self, explainer: Explainer, args: Sequence[Any], kwargs: Mapping[str, Any], layers: tuple[str, ...], many: bool
     ) -> None:
         self.preset = explainer.preset
+        self._owner: object = None  # whose values the last prediction was of
         copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in (*args, *kwargs.values())]
         call = Call(
             explainer.model,
@@ -102,33 +107,53 @@ class Captured:
         pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(self._forward, pool=pool, stream=stream):
             forward, self.plan = explainer.forward(call)
-            self._start = torch.zeros_like(forward.output)
-        seed = Seed(self._start, self._start, CaptureError)
+            self._start = seed_for(forward.output, None).coefficient  # the default target needs no other
         with torch.cuda.graph(self._relevance, pool=pool, stream=stream):
+            seed = Seed(self._start, self._start.any(), CaptureError)
             # several targets share one forward pass: its values must stay
             found = forward.relevance(self.plan, seed, retain_graph=many)
             self._shown = forward.shown(found)
-            self._largest = largest(found)
+            self._handed = seed.relevance(forward.output)
+            self._verdict = verdict([seed], found)
         self._output = forward.output.detach()
+        # held, so that a replay never reads memory that was given back
+        self._weights = _weights(explainer.model)
+        self._addresses = [tensor.data_ptr() for tensor in self._weights]
 
-    def predict(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Run the forward pass on new values."""
-        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        with torch.no_grad():
-            for static, value in zip(self._inputs, given):
-                static.copy_(value, non_blocking=True)
-        self._forward.replay()
+    def fits(self, model: nn.Module) -> bool:
+        """Are the model's weights where they were captured?"""
+        return [tensor.data_ptr() for tensor in _weights(model)] == self._addresses
 
-    def explain(self, target: Target) -> tuple[Seed, Attribution | None]:
-        """Relevance of the last prediction; None in place of it, if it is not finite."""
-        seed = seed_for(self._output, target)
-        self._start.copy_(seed.coefficient)
+    def launch(self, target: Target, owner: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Seed | None:
+        """Predict, unless the last prediction was this owner's, and hand relevance back for a target of it.
+
+        None: the default target, whose seed is part of the forward graph.
+        """
+        fresh = owner is not self._owner
+        if fresh:
+            given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            with torch.no_grad():
+                for static, value in zip(self._inputs, given):
+                    static.copy_(value, non_blocking=True)
+            self._forward.replay()
+            self._owner = owner
+        seed = None
+        if target is not None or not fresh:
+            seed = seed_for(self._output, target)
+            self._start.copy_(seed.coefficient)
         self._relevance.replay()
-        if not sound([seed], (), self._largest):
-            return seed, None
+        return seed
+
+    def finish(self, target: Target, seed: Seed | None) -> Attribution | None:
+        """What was found; None, if it is not finite."""
+        good, *largest = self._verdict.tolist()
+        if not good or (seed is not None and not seed.good):
+            raise (seed or seed_for(self._output, target)).error()
+        if not all(map(math.isfinite, largest)):
+            return None
         relevances, layers = ({name: r.clone() for name, r in shown.items()} for shown in self._shown)
-        output = self._output.clone()  # the next replay overwrites it
-        return seed, Attribution(relevances, layers, output, target, seed.relevance(output), self.plan, self.preset)
+        output, handed = self._output.clone(), self._handed.clone()  # the next replay overwrites them
+        return Attribution(relevances, layers, output, target, handed, self.plan, self.preset)
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(value.shape)) for value in self._inputs)

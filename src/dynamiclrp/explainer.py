@@ -106,16 +106,16 @@ class Explainer:
         self, *args: Any, target: Target = None, layers: Sequence[str] = (), ledger: bool = False, **kwargs: Any
     ) -> Attribution:
         with torch.inference_mode(False):
-            _warn_training(self.model)
             if self.cuda_graph and not ledger:  # a ledger reads numbers on the way
                 return next(self._replayed(args, kwargs, [target], layers))
+            _warn_training(self.model)
             call = Call(self.model, self.preset, args, kwargs, tuple(layers))
             forward, plan = self.forward(call, ledger)
             seed = seed_for(forward.output, target)
             book = Ledger(forward.graph, plan) if ledger else None
             found = forward.relevance(plan, seed, watch=book.watch if book else None)
             if not sound([seed], found):
-                raise self._not_finite(call, seed)
+                raise self._not_finite(call, target)
             handed = seed.relevance(forward.output)
             if book is not None:
                 book.close(handed, found[: sum(len(source.edges) for source in forward.sources)])
@@ -135,12 +135,12 @@ class Explainer:
         if at_once < 1:
             raise ValueError(f"at_once={at_once}: expected at least 1")
         with torch.inference_mode(False):
-            _warn_training(self.model)
             if not targets:
                 return
             if self.cuda_graph:
                 yield from self._replayed(args, kwargs, targets, layers)
                 return
+            _warn_training(self.model)
             call = Call(self.model, self.preset, args, kwargs, tuple(layers))
             forward, plan = self.forward(call)
             for start in range(0, len(targets), at_once):
@@ -149,7 +149,7 @@ class Explainer:
                 found = forward.relevances(plan, seeds, retain_graph=start + at_once < len(targets))
                 for target, seed, relevance in zip(chosen, seeds, found):
                     if not sound([seed], relevance):
-                        raise self._not_finite(call, seed)
+                        raise self._not_finite(call, target)
                     handed = seed.relevance(forward.output)
                     yield forward.attribution(relevance, target, handed, plan, self.preset)
 
@@ -165,11 +165,11 @@ class Explainer:
         forward = call.run(record=True)
         return forward, self.plans.get(forward.graph, self.preset, ledger, self.on_missing)
 
-    def _not_finite(self, call: Call, seed: Seed) -> NonFiniteError:
+    def _not_finite(self, call: Call, target: Target) -> NonFiniteError:
         """Run again, watching, to name the node that made it."""
         again, plan = self.forward(call)
         locator = Locator(again.graph)
-        again.relevance(plan, seed, watch=locator.watch)
+        again.relevance(plan, seed_for(again.output, target), watch=locator.watch)
         return NonFiniteError(f"relevance is not finite under {self.preset!r}: {locator}")
 
     @property
@@ -182,20 +182,29 @@ class Explainer:
     ) -> Iterator[Attribution]:
         from .cuda_graph import Captured, key_of
 
-        with self._lock:
-            key = key_of(self.model, args, kwargs, layers, many=len(targets) > 1)
-            if key not in self._captures:
-                self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=len(targets) > 1)
-                while len(self._captures) > _CAPTURES:
-                    self._captures.popitem(last=False)
-            self._captures.move_to_end(key)
-            captured = self._captures[key]
-            captured.predict(args, kwargs)
-            for target in targets:
-                seed, found = captured.explain(target)
-                if found is None:
-                    raise self._not_finite(Call(self.model, self.preset, args, dict(kwargs), tuple(layers)), seed)
-                yield found
+        key, owner = key_of(args, kwargs, layers, many=len(targets) > 1), object()
+
+        def capture() -> Captured:
+            made = self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=len(targets) > 1)
+            while len(self._captures) > _CAPTURES:
+                self._captures.popitem(last=False)
+            return made
+
+        for number, target in enumerate(targets):
+            with self._lock:
+                captured = self._captures.get(key) or capture()
+                self._captures.move_to_end(key)
+                seed = captured.launch(target, owner, args, kwargs)
+                if number == 0:  # looked at after the launch: the GPU works meanwhile
+                    _warn_training(self.model)
+                    if not captured.fits(self.model):
+                        captured = capture()
+                        seed = captured.launch(target, owner, args, kwargs)
+                found = captured.finish(target, seed)
+            if found is None:
+                call = Call(self.model, self.preset, args, dict(kwargs), tuple(layers))
+                raise self._not_finite(call, target)
+            yield found
 
     def inspect(self, *args: Any, **kwargs: Any) -> Report:
         """Run the forward pass and plan, without handing anything back."""
@@ -233,17 +242,17 @@ class Report:
         return head if self.plan is None else f"{head}\n{self.plan}"
 
 
-def largest(found: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude of each, on the device: nan or infinite if any relevance is."""
+def verdict(seeds: Sequence[Seed], found: Sequence[Tensor]) -> Tensor:
+    """On the device: a flag for each seed, and the largest magnitude of each relevance (nan or infinite if any is)."""
     device = found[0].device
-    norms = [torch.linalg.vector_norm(r, torch.inf).to(device, torch.float64) for r in found if r.numel()]
-    return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64, device=device)
+    flags = [seed.good.to(device, torch.float64) for seed in seeds]
+    flags += [torch.linalg.vector_norm(r, torch.inf).to(device, torch.float64) for r in found if r.numel()]
+    return torch.stack(flags)
 
 
-def sound(seeds: Sequence[Seed], found: Sequence[Tensor], extremes: Tensor | None = None) -> bool:
+def sound(seeds: Sequence[Seed], found: Sequence[Tensor]) -> bool:
     """Is all relevance finite? Raises what is wrong with the seeds. The one place that waits for the device."""
-    extremes = largest(found) if extremes is None else extremes
-    values = torch.cat([torch.stack([s.good for s in seeds]).to(extremes), extremes]).tolist()
+    values = verdict(seeds, found).tolist()
     for seed, good in zip(seeds, values):
         if not good:
             raise seed.error()

@@ -39,7 +39,7 @@ class Values:
     ) -> None:
         self.plan, self.graph, self.outputs, self.keep, self.batched = plan, graph, outputs, keep, batched
         self.left = dict(plan.uses)
-        self.scratch: dict[Any, Tensor] = {}  # what many nodes need alike
+        self.scratch: dict[Any, Any] = {}  # what is needed again, by the same node or by others
         checkpointed = [node for node in plan.touched if is_checkpointed(graph.handles[node])]
         ahead = read_ahead([graph.handles[node] for node in checkpointed]) if checkpointed else []
         self._ahead = dict(zip(checkpointed, ahead))

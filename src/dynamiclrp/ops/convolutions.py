@@ -10,19 +10,26 @@ from .table import Kind, LinearMap, row
 
 def _geometry(n: Any) -> tuple[Any, ...]:
     """Stride, padding, dilation, transposed, output padding, groups; a backend's variant may lack some of them."""
-    ones, zeros = (1,) * len(n.stride), (0,) * len(n.stride)
-    transposed = getattr(n, "transposed", "Transpose" in type(n.node).__name__)
-    dilation, output_padding = getattr(n, "dilation", ones), getattr(n, "output_padding", zeros)
-    return n.stride, n.padding, dilation, transposed, output_padding, getattr(n, "groups", 1)
+    key = (_geometry, n.node)
+    if key not in n.scratch:
+        stride = n.stride
+        dilation = getattr(n, "dilation", (1,) * len(stride))
+        output_padding = getattr(n, "output_padding", (0,) * len(stride))
+        n.scratch[key] = stride, n.padding, dilation, _is_transposed(n), output_padding, getattr(n, "groups", 1)
+    return n.scratch[key]
+
+
+def _is_transposed(n: Any) -> bool:
+    return getattr(n, "transposed", "Transpose" in type(n.node).__name__)
 
 
 def _convolve(n: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.aten.convolution(x, w, bias, *_geometry(n))
+    return torch.ops.aten.convolution.default(x, w, bias, *_geometry(n))
 
 
 def _convolve_transposed(n: Any, which: int, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
     mask = [which == 0, which == 1, False]
-    return torch.ops.aten.convolution_backward(u, x, w, None, *_geometry(n), mask)[which]
+    return torch.ops.aten.convolution_backward.default(u, x, w, None, *_geometry(n), mask)[which]
 
 
 def _scale_filters(n: Any, w: Tensor, scale: Tensor) -> Tensor:
@@ -33,7 +40,7 @@ def _signature(n: Any) -> tuple[bool, bool]:
     """Whether there is a bias, and whether the convolution is transposed."""
     # a variant that does not say may have had one, unless it takes none
     bias = getattr(n, "bias_sym_sizes_opt", (1,) * (len(n.node.next_functions) - 2))
-    return bool(bias) and bias != (0,), _geometry(n)[3]
+    return bool(bias) and bias != (0,), _is_transposed(n)
 
 
 _CONVOLUTION: dict[str, Any] = {
