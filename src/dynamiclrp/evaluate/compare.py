@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from .comparison import Comparison
 from .cost import Spent, gradient_times_input, timed
 from .data import Batch, batches, count
 from .fills import Fill, find_fill
-from .methods import Method, find_methods
+from .methods import Method, Ours, find_methods
 from .perturb import Perturber, tie_seed
 from .progress import Progress
 from .store import Store
@@ -72,9 +72,9 @@ def compare(
     reader = Subject(model)
     total = count(data, limit)
     seen: set[int] = set()
+    warm = False
     with ExitStack() as stack:
         bar = stack.enter_context(Progress("comparing", total and total * len(chosen), progress))
-        warm = False
         for batch in batches(reader, data, targets, explain_batch_size, name=input, limit=limit):
             if not setup:
                 unit_, fill_ = find_unit(unit, batch.inputs.explained), find_fill(fill, batch.inputs.explained)
@@ -90,7 +90,10 @@ def compare(
             bar.advance((len(batch) - len(left)) * len(chosen))
             if not left:
                 continue
-            run = _Run(subject, batch.pick(left), unit_, fill_, step, batch_size, seed, warm, on_error)
+            if not warm and isinstance(model, nn.Module):
+                _warm_up(subject, batch, chosen)
+                warm = True
+            run = _Run(subject, batch.pick(left), unit_, fill_, step, batch_size, seed, on_error)
             new: list[dict[str, Any]] = []
             for method in chosen:
                 new += run.results(method, digests, found)
@@ -98,7 +101,6 @@ def compare(
             if kept is not None:
                 kept.add(new)
             found.update({(r["input"], r["method"]): r for r in new})
-            warm = True
     result = Comparison(
         tuple(m.name for m in chosen), setup, tuple(found[key] for key in sorted(found) if key[0] in seen)
     )
@@ -119,10 +121,9 @@ class _Run:
         step: int | None,
         batch_size: int | None,
         seed: int,
-        warm: bool,
         on_error: str,
     ) -> None:
-        self.subject, self.batch, self.seed, self.warm, self.on_error = subject, batch, seed, warm, on_error
+        self.subject, self.batch, self.seed, self.on_error = subject, batch, seed, on_error
         self.device = batch.inputs.explained.device
         self.targets = subject.predict(batch.inputs) if batch.targets is None else batch.targets
         self.perturber = Perturber(subject, batch.inputs, self.targets, unit, fill, step=step, batch_size=batch_size)
@@ -162,7 +163,6 @@ class _Run:
             "seconds": spent.seconds / rows,
             "memory": spent.memory,
             "rows": rows,
-            "warm": self.warm,
         }
         if self.reference is not None:
             shared |= {"reference_seconds": self.reference.seconds / rows, "reference_memory": self.reference.memory}
@@ -204,6 +204,18 @@ class _Run:
             return {k: v for p, _ in parts for k, v in p.items()}, {k: v for _, p in parts for k, v in p.items()}
         sums = relevance.detach().cpu().double().flatten(1).sum(1).tolist()
         return {row: (scores[place], sums[place]) for place, row in enumerate(rows)}, {}
+
+
+def _warm_up(subject: Subject, batch: Batch, methods: Sequence[Method]) -> None:
+    """The first calls load kernels and make plans, which is not what explanations cost; whatever fails here will fail
+    again where it is reported."""
+    targets = subject.predict(batch.inputs) if batch.targets is None else batch.targets
+    with suppress(Exception):
+        gradient_times_input(subject, batch.inputs, targets)
+    for method in methods:
+        if isinstance(method, Ours):
+            with suppress(Exception):
+                method.relevance(subject, batch.inputs, targets, batch.indices)
 
 
 @dataclass

@@ -124,11 +124,10 @@ class Comparison:
         row: dict[str, Any] = {}
         kept = [r["relevance"] / r["score"] for r in records if r.get("score")]
         row["conservation"] = statistics.median(kept) if kept else None  # sum of relevance / score
-        warm = [r for r in records if r.get("warm")] or records
-        row["seconds"] = statistics.median(r["seconds"] for r in warm)
-        ratios = [r["seconds"] / r["reference_seconds"] for r in warm if r.get("reference_seconds")]
+        row["seconds"] = statistics.median(r["seconds"] for r in records)
+        ratios = [r["seconds"] / r["reference_seconds"] for r in records if r.get("reference_seconds")]
         row["time_ratio"] = statistics.median(ratios) if ratios else None  # to gradient x input
-        memory = [r["memory"] / r["reference_memory"] for r in warm if r.get("memory") and r.get("reference_memory")]
+        memory = [r["memory"] / r["reference_memory"] for r in records if r.get("memory") and r.get("reference_memory")]
         row["memory_ratio"] = statistics.median(memory) if memory else None
         return row
 
