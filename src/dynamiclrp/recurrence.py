@@ -7,7 +7,7 @@ off; on other devices the cell stays one kernel even without cuDNN, so torch's o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -86,4 +86,4 @@ def _gru_cell(x: Tensor, h: Tensor, w: Tensor, u: Tensor, b: Any = None, c: Any 
     return (h - new) * (x_update + h_update).sigmoid() + new
 
 
-_FORMS = {"lstm": _lstm, "gru": _gru, "lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
+_FORMS: dict[str, Callable[..., Any]] = {"lstm": _lstm, "gru": _gru, "lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
