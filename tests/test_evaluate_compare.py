@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -340,6 +341,9 @@ def test_the_plot_has_every_method(tmp_path):
     found = ev.compare(net(), X, METHODS, **ASK)
     figure = found.plot(tmp_path / "c.png")
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="not supported"):
+        found.plot(tmp_path / "c.docx")
+    assert [p.name for p in tmp_path.iterdir()] == ["c.png"]
     morf, lerf, bars = figure.axes
     assert len(morf.lines) == len(lerf.lines) == 3
     _, mean, _ = found.curves(found.rows[0]["method"]).mean()
@@ -373,6 +377,17 @@ def test_a_missing_package_says_how_to_get_it(monkeypatch):
     ):
         with pytest.raises(EvaluationError, match=f"pip install {package}"):
             call()
+
+
+def test_plots_tell_many_methods_apart_and_survive_little_data(tmp_path):
+    found = ev.compare(net(), X, {f"chance {i}": ev.Random(i) for i in range(12)}, **ASK)
+    lines = found.plot().axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 12
+    flat = ev.compare(lambda x: x.sum(1) * 0 + 1, X[:1], ["random"], fill="zero", measure="logit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flat.plot(tmp_path / "flat.svg")  # one input, a model that does not care
+    assert flat.rows[0]["abpc"] == 0
 
 
 def test_rich_shows_the_same_table():
