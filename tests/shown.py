@@ -66,6 +66,7 @@ def sound(features=False):
 def table(columns=30):
     torch.manual_seed(8)
     names = [f"column {i}" for i in range(columns)]
+    names[0] = "the distance from the middle of the town"
     return dlrp.explain_table(nn.Linear(columns, 3), torch.randn(columns), columns=names, classes=["a", "b", "c"])
 
 

@@ -69,6 +69,11 @@ def test_pages_draw_without_a_word_and_fit_narrow_screens(look, tmp_path, scheme
         assert page.locator("h1").inner_text()
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{name} is {wide} pixels too wide"
+        cut = page.evaluate(
+            """() => [...document.querySelectorAll('.value, .token, .chance, h1, h2, button')].filter((e) => e.closest('.matrix') === null
+            && e.getBoundingClientRect().right > innerWidth).map((e) => e.textContent)"""
+        )
+        assert not cut, f"{name}: {cut[:3]} reach beyond the screen"
 
 
 def test_tokens_are_coloured_by_their_relevance(look):
