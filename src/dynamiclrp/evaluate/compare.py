@@ -31,7 +31,7 @@ from .units import Unit, find_unit
 def compare(
     model: Callable[..., Any],
     data: Any,
-    methods: Any = ("attnlrp", "gradient", "random"),
+    methods: Any = ("default", "gradient", "random"),
     targets: Any = None,
     *,
     unit: str | Unit | None = None,

@@ -46,7 +46,7 @@ class Conservation:
 def conservation(
     model: nn.Module,
     inputs: Any,
-    methods: Any = ("attnlrp",),
+    methods: Any = ("default",),
     targets: Any = None,
     *,
     input: str | None = None,

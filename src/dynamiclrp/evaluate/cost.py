@@ -37,7 +37,7 @@ class Cost:
 def cost(
     model: nn.Module,
     inputs: Any,
-    methods: Any = ("attnlrp",),
+    methods: Any = ("default",),
     targets: Any = None,
     *,
     repeats: int = 7,

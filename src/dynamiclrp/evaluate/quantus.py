@@ -12,7 +12,7 @@ from .methods import find_method
 from .subject import Subject, read_targets
 
 
-def quantus_explain(method: Any = "attnlrp") -> Callable[..., Any]:
+def quantus_explain(method: Any = "default") -> Callable[..., Any]:
     """A function for Quantus' `explain_func`, for any method that `compare` knows.
 
     >>> import torch

@@ -132,7 +132,7 @@ class Randomisation:
 def randomisation(
     model: nn.Module,
     data: Any,
-    methods: Any = ("attnlrp", "gradient"),
+    methods: Any = ("default", "gradient"),
     targets: Any = None,
     *,
     layers: Sequence[str] | None = None,
