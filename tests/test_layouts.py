@@ -90,6 +90,27 @@ def test_a_bias_of_any_shape(preset, shape):
     assert error(dlrp.explain(model, x, preset=preset, target=0).relevance, expected) < 1e-9
 
 
+@pytest.mark.parametrize("preset", ["gamma", "epsilon-plus", "epsilon"])
+@pytest.mark.parametrize("order", ["bias first", "bias last"])
+def test_a_bias_that_is_added_with_a_factor(order, preset):
+    weight, bias = (
+        gaussian(4, 3, seed=1, dtype=torch.float64),
+        gaussian(3, seed=2, dtype=torch.float64).requires_grad_(),
+    )
+    x = gaussian(2, 4, dtype=torch.float64).requires_grad_()
+
+    def written() -> Tensor:
+        first, second = (bias, x @ weight) if order == "bias first" else (x @ weight, bias)
+        return torch.add(first, second, alpha=-1.7)
+
+    def one_node() -> Tensor:
+        scaled = (weight * -1.7, bias * 1.0) if order == "bias first" else (weight, bias * -1.7)
+        return torch.addmm(scaled[1].detach().requires_grad_(), x, scaled[0])
+
+    expected, found = (dlrp.relevance(f(), x, preset=preset)[0] for f in (one_node, written))
+    assert error(found, expected) < 1e-6
+
+
 def test_a_product_that_is_used_elsewhere_keeps_its_own_relevance():
     weight, bias = gaussian(4, 4, seed=1, dtype=torch.float64), gaussian(4, seed=2, dtype=torch.float64)
     x = gaussian(2, 4, dtype=torch.float64).requires_grad_()

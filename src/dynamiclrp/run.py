@@ -153,7 +153,10 @@ class Here:
     def output(self) -> Tensor:
         """The node's output (of the folded batch norm or the sum that adds the bias, where there is one)."""
         value = self._value(OUT)
-        return value if self.step.added is None else value.reshape(self.saved.shape)
+        if self.step.added is None:
+            return value
+        _, own = self._alphas
+        return (value if own == 1 else value / own).reshape(self.saved.shape)
 
     def operand(self, position: int) -> Tensor:
         if position not in self._operands:
@@ -232,13 +235,21 @@ class Here:
         own = -mean * scale if own is None else (own - mean) * scale
         return own if shift is None else own + shift
 
+    @property
+    def _alphas(self) -> tuple[float, float]:
+        """What the sum above multiplies the bias and the map's output by."""
+        assert self.step.added is not None
+        node, position = self.step.added
+        weights = self._values.graph.op(node).weights(self._values.saved(node))
+        return weights[position], weights[1 - position]
+
     def _added_bias(self) -> Tensor:
         """What the sum above adds, broadcastable to the map's own output."""
         assert self.step.added is not None
-        node, position = self.step.added
+        node, _ = self.step.added
         bias, shape = self._value(FOLD_BIAS), self.saved.shape
-        factor = self._values.graph.op(node).weights(self._values.saved(node))[position]
-        bias = bias if factor == 1 else bias * factor
+        factor, own = self._alphas
+        bias = bias if factor == own else bias * (factor / own)
         if bias.dim() <= 1 and bias.shape[-1:] == shape[-1:]:
             return bias
         return bias.expand(output_shape(self._values.graph.handles[node], 0)).reshape(shape)
