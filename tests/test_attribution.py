@@ -187,7 +187,7 @@ def test_dict_is_json():
     a = words()
     data = json.loads(json.dumps(a.to_dict()))
     assert [p["relevance"] for p in data["rows"][0]["parts"]] == pytest.approx(a.relevance[0].tolist())
-    assert data["account"]["total"] == pytest.approx(float(a.score)) and data["preset"] == "attnlrp"
+    assert data["account"]["total"] == pytest.approx(float(a.score)) and data["preset"] == a.preset.name
     assert len(a.to_dict(k=2)["rows"][0]["parts"]) == 2
 
 

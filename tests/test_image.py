@@ -217,7 +217,7 @@ def test_bad_input_is_refused(tmp_path):
         dlrp.explain_image(model, image, target=1, targets=2, processor=squash)
     with pytest.raises(dlrp.TargetError, match=r"no class of the model is called 'lyn'\. Close: lynx"):
         dlrp.explain_image(model, image, target="lyn", processor=squash, classes=CLASSES)
-    with pytest.raises(dlrp.TargetError, match="how many of the 4 likeliest"):
+    with pytest.raises(dlrp.TargetError, match="the model has 4 answers, there is no place 5"):
         dlrp.explain_image(model, image, targets=9, processor=squash)
     with pytest.raises(TypeError, match="the processor returned ndarray"):
         dlrp.explain_image(model, image, processor=lambda im: numpy.array(im))

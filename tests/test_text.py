@@ -53,6 +53,36 @@ def test_contrast_is_the_difference_of_two(pieces):
     )
 
 
+def test_several_targets_share_a_forward_pass(pieces, bytelevel):
+    model = words.llama()
+    calls = []
+    handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    c = dlrp.explain_text(model, bytelevel, "Bob opened the", targets=3)
+    handle.remove()
+    logits = model(**bytelevel("Bob opened the", return_tensors="pt")).logits[0, -1]
+    assert [a.target for _, a in c.items()] == [[i] for i in logits.topk(3).indices.tolist()] and len(calls) == 1
+    for _, a in c.items():
+        alone = dlrp.explain_text(model, bytelevel, "Bob opened the", target=a.target[0])
+        assert torch.allclose(a.relevance, alone.relevance, atol=1e-6) and a.answers == alone.answers
+    judge = words.bert("SequenceClassification", **labels())
+    named = dlrp.explain_text(
+        judge, pieces, SENTENCE, targets=["sad", "glad"], presets=["attnlrp", "gradient"], ledger=True
+    )
+    assert list(named) == ["sad · attnlrp", "glad · attnlrp", "sad · gradient", "glad · gradient"]
+    assert named["glad · gradient"].preset.name == "gradient" and named["sad · attnlrp"].ledger is not None
+    batch = dlrp.explain_text(judge, pieces, [SENTENCE, "a cake"], targets=2)
+    assert all(len(a) == 2 for _, a in batch.items())
+    with pytest.raises(dlrp.TargetError, match="the model has 3 answers, there is no place 4"):
+        dlrp.explain_text(judge, pieces, SENTENCE, targets=4)
+    for wrong in (0, True, "glad", []):
+        with pytest.raises(dlrp.TargetError, match="targets"):
+            dlrp.explain_text(judge, pieces, SENTENCE, targets=wrong)
+    with pytest.raises(dlrp.PresetError, match="expected a list of presets"):
+        dlrp.explain_text(judge, pieces, SENTENCE, presets="gamma")
+    with pytest.raises(dlrp.TargetError, match="name the answers"):
+        dlrp.explain_text(words.bert("QuestionAnswering"), pieces, ("who?", "Bob"), targets=2)
+
+
 def test_batch_rows_equal_single_texts(pieces):
     model = words.bert("SequenceClassification", **labels())
     texts = [SENTENCE, "Bob put the cake in the drawer", "a letter?"]

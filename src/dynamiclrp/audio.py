@@ -32,7 +32,7 @@ def explain_audio(
     contrast: int | str | None = None,
     processor: Any = None,
     classes: Sequence[str] | Mapping[int, str] | None = None,
-    preset: str | Preset = "attnlrp",
+    preset: str | Preset = "default",
     ledger: bool = False,
 ) -> Attribution:
     """Explain an audio classifier by the recording it heard.

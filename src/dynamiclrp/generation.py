@@ -165,7 +165,7 @@ def explain_generation(
     continuation: str | Sequence[int] | None = None,
     max_new_tokens: int = 40,
     contrast: Any = None,
-    preset: str | Preset = "attnlrp",
+    preset: str | Preset = "default",
     batch_size: int = 8,
     progress: bool = True,
     **generate: Any,

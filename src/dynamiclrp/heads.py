@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -87,13 +88,41 @@ def label_index(wanted: Any, names: dict[int, str]) -> int:
     raise TargetError(f"target {wanted!r}: expected a class number or a class name")
 
 
+@dataclass(frozen=True)
+class Rank:
+    """A target by its place among the likeliest, from 0."""
+
+    place: int
+
+    def of(self, logits: Tensor) -> int:
+        if self.place >= len(logits):
+            raise TargetError(f"targets: the model has {len(logits)} answers, there is no place {self.place + 1}")
+        return int(logits.topk(self.place + 1).indices[-1])
+
+
+def several(targets: int | Sequence[Any]) -> list[Any]:
+    """The targets of `targets=`: a list of them, or so many of the likeliest."""
+    if isinstance(targets, bool) or (isinstance(targets, int) and targets < 1):
+        raise TargetError(f"targets={targets!r}: expected a list of targets, or how many of the likeliest")
+    if isinstance(targets, str):
+        raise TargetError(f"targets={targets!r}: expected a list; for one target use target=")
+    found = [Rank(i) for i in range(targets)] if isinstance(targets, int) else list(targets)
+    if not found:
+        raise TargetError("targets: an empty list, there is nothing to explain")
+    return found
+
+
 class ClassChoice:
     """The score of a class in [1, classes] logits, or its lead over another; remembers the answer in words."""
 
-    def __init__(self, target: int | str | None, contrast: int | str | None, names: dict[int, str]) -> None:
+    def __init__(self, target: int | str | Rank | None, contrast: int | str | None, names: dict[int, str]) -> None:
         self.target, self.contrast, self.names = target, contrast, names
         self.chosen: Any = None
         self.answer = Answer("")
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        return (self.answer,)
 
     def __call__(self, output: Tensor) -> Tensor:
         if output.dim() != 2 or len(output) != 1:
@@ -103,7 +132,8 @@ class ClassChoice:
             )
         logits = output[0]
         names = {i: self.names.get(i, str(i)) for i in range(len(logits))}
-        index = int(logits.argmax()) if self.target is None else label_index(self.target, names)
+        rank = Rank(0) if self.target is None else self.target
+        index = rank.of(logits) if isinstance(rank, Rank) else label_index(rank, names)
         score, against = logits[index], None
         self.chosen = index
         if self.contrast is not None:

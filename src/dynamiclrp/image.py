@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, overload
@@ -19,9 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .attribution import Attribution
-from .comparison import Comparison
-from .errors import TargetError
-from .explain import Explainer
+from .comparison import Comparison, explain_each
 from .geometry import seen_part
 from .heads import ClassChoice, accepted, class_names
 from .media import Picture
@@ -69,7 +67,7 @@ def explain_image(
     target: int | str | None = None,
     contrast: int | str | None = None,
     targets: int | Sequence[int | str] | None = None,
-    preset: str | Preset = "attnlrp",
+    preset: str | Preset = "default",
     presets: Sequence[str | Preset] | None = None,
     processor: Any = None,
     classes: Sequence[str] | Mapping[int, str] | None = None,
@@ -90,47 +88,22 @@ def explain_image(
     >>> a.heat_map().shape
     torch.Size([24, 32])
     """
-    if target is not None and targets is not None:
-        raise TypeError("explain_image: give target for one explanation or targets for several, not both")
     seen = prepare(model, image, processor)
     if classes is None and hasattr(processor, "meta"):  # torchvision's weights name their classes
         classes = processor.meta.get("categories")
     names = class_names(model, classes)
-    x = seen.tensor.to(next(model.parameters()).device)
-    wanted = _targets(model, x, targets, names, seen.argument) if targets is not None else [target]
-    chosen = list(presets) if presets is not None else [preset]
-    if not wanted or not chosen:
-        raise ValueError("explain_image: an empty list of targets or presets, there is nothing to explain")
-    found: dict[str, Attribution] = {}
-    for each in chosen:
-        explainer = Explainer(model, each)
-        for one in wanted:
-            ask = ClassChoice(one, contrast, names)
-            a = explainer(target=ask, ledger=ledger, **{seen.argument: x})  # type: ignore[arg-type]
-            a = replace(
-                a,
-                target=ask.chosen,
-                media={seen.argument: (seen.picture,)} if seen.picture is not None else {},
-                answers=(ask.answer,),
-                about={"model": type(model).__name__, "task": "image-classification", **seen.about},
-            )
-            label = " · ".join(
-                part for part in (ask.answer.label if len(wanted) > 1 else "", explainer.preset.name if len(chosen) > 1 else "") if part
-            )  # fmt: skip
-            found[label or ask.answer.label] = a
-    return next(iter(found.values())) if targets is None and presets is None else Comparison(found)
-
-
-def _targets(model: nn.Module, x: Tensor, targets: Any, names: dict[int, str], argument: str) -> list[Any]:
-    if not isinstance(targets, int):
-        return list(targets)
-    from .targets import unwrap
-
-    with torch.no_grad():
-        logits = unwrap(model(**{argument: x}))[0]
-    if not 1 <= targets <= len(logits):
-        raise TargetError(f"targets={targets}: expected a list of classes, or how many of the {len(logits)} likeliest")
-    return logits.topk(targets).indices.tolist()
+    return explain_each(
+        model,
+        {seen.argument: seen.tensor.to(next(model.parameters()).device)},
+        lambda one: ClassChoice(one, contrast, names),
+        target=target,
+        targets=targets,
+        preset=preset,
+        presets=presets,
+        ledger=ledger,
+        media={} if seen.picture is None else {seen.argument: (seen.picture,)},
+        about={"model": type(model).__name__, "task": "image-classification", **seen.about},
+    )
 
 
 # Preparing a picture -------------------------------------------------------------------------------------------------

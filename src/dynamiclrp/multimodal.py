@@ -29,7 +29,7 @@ def explain_multimodal(
     messages: Messages | None = None,
     target: Any = None,
     contrast: Any = None,
-    preset: str | Preset = "attnlrp",
+    preset: str | Preset = "default",
     ledger: bool = False,
     **inputs: Any,
 ) -> Attribution:

@@ -26,7 +26,7 @@ def explain_table(
     target: int | str | None = None,
     contrast: int | str | None = None,
     classes: Sequence[str] | Mapping[int, str] | None = None,
-    preset: str | Preset = "attnlrp",
+    preset: str | Preset = "default",
     ledger: bool = False,
 ) -> Attribution:
     """Explain a model of columns by the columns it read.

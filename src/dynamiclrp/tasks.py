@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .attribution import Answer
 from .errors import TargetError
-from .heads import class_names, label_index
+from .heads import Rank, class_names, label_index
 from .media import PADDING
 from .tokens import Encoded, read_tokens, token_id
 
@@ -48,13 +48,14 @@ class Task:
         return given
 
     def __call__(self, output: Tensor) -> Tensor:
-        scores = [self._row(output[row], row) for row in range(self.rows)]
-        return torch.stack(scores)
+        self.chosen, self.answers = [], []
+        return torch.stack([self._row(output[row], row) for row in range(self.rows)])
 
     def _row(self, output: Tensor, row: int) -> Tensor:
         """The score of one row."""
         logits = self._logits(output, row)
-        index = self._index(self.targets[row], len(logits), logits)
+        wanted = Rank(0) if self.targets[row] is None else self.targets[row]
+        index = self._index(wanted, len(logits), logits)
         score, other = logits[index], self.contrasts[row]
         against = None
         if other is not None:
@@ -74,7 +75,7 @@ class Task:
         raise NotImplementedError
 
     def _index(self, wanted: Any, size: int, logits: Tensor) -> int:
-        return int(logits.argmax()) if wanted is None else token_id(self.tokenizer, wanted, size)
+        return wanted.of(logits) if isinstance(wanted, Rank) else token_id(self.tokenizer, wanted, size)
 
     def _label(self, index: int) -> str:
         return read_tokens(self.tokenizer, [index]).label(0)
@@ -112,7 +113,7 @@ class _Labels(Task):
 
     def _index(self, wanted: Any, size: int, logits: Tensor) -> int:
         self._labels = self._names(size)
-        return int(logits.argmax()) if wanted is None else label_index(wanted, self._labels)
+        return wanted.of(logits) if isinstance(wanted, Rank) else label_index(wanted, self._labels)
 
     def _label(self, index: int) -> str:
         return self._labels[index]
@@ -179,8 +180,8 @@ class _Next(Task):
         return output[self.encoded.lengths[row] - 1]
 
     def _index(self, wanted: Any, size: int, logits: Tensor) -> int:
-        if wanted is None:
-            return int(logits.argmax())
+        if isinstance(wanted, Rank):
+            return wanted.of(logits)
         return token_id(self.tokenizer, wanted, size, after_space=self._open)
 
 
@@ -227,7 +228,11 @@ class _Span(Task):
 
     def _span(self, wanted: Any, output: Tensor, row: int) -> tuple[int, int]:
         context, tokens = self._context(row), self.encoded.tokens[row]
-        if wanted is None:
+        if isinstance(wanted, Rank) and wanted.place:
+            raise TargetError(
+                "targets: name the answers; the second likeliest span is mostly the first one, a token longer"
+            )
+        if wanted is None or isinstance(wanted, Rank):
             values = output.detach().float()
             sums = values[context, 0][:, None] + values[context, 1][None, :]
             allowed = torch.ones_like(sums).triu().tril(_LONGEST_ANSWER - 1).bool()

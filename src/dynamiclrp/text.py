@@ -6,19 +6,56 @@ In: a `transformers` model, its tokenizer and a text. Out: an `Attribution` whos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
 
 from .attribution import Attribution
-from .explain import Explainer
+from .comparison import Comparison, explain_each
 from .heads import accepted, task_of
 from .media import Tokens
 from .presets import Preset
 from .tasks import ASK
 from .tokens import Messages, Text, encode, encode_chat, read_tokens
+
+
+@overload
+def explain_text(
+    model: nn.Module,
+    tokenizer: Any,
+    text: Text | Sequence[Text] | None = ...,
+    *,
+    messages: Messages | None = ...,
+    target: Any = ...,
+    contrast: Any = ...,
+    token: int | str | None = ...,
+    task: str | None = ...,
+    prefix: str = ...,
+    preset: str | Preset = ...,
+    ledger: bool = ...,
+    max_length: int | None = ...,
+) -> Attribution: ...
+
+
+@overload
+def explain_text(
+    model: nn.Module,
+    tokenizer: Any,
+    text: Text | Sequence[Text] | None = ...,
+    *,
+    messages: Messages | None = ...,
+    target: Any = ...,
+    contrast: Any = ...,
+    targets: int | Sequence[Any] | None = ...,
+    token: int | str | None = ...,
+    task: str | None = ...,
+    prefix: str = ...,
+    preset: str | Preset = ...,
+    presets: Sequence[str | Preset] | None = ...,
+    ledger: bool = ...,
+    max_length: int | None = ...,
+) -> Attribution | Comparison: ...
 
 
 def explain_text(
@@ -29,20 +66,23 @@ def explain_text(
     messages: Messages | None = None,
     target: Any = None,
     contrast: Any = None,
+    targets: int | Sequence[Any] | None = None,
     token: int | str | None = None,
     task: str | None = None,
     prefix: str = "",
-    preset: str | Preset = "attnlrp",
+    preset: str | Preset = "default",
+    presets: Sequence[str | Preset] | None = None,
     ledger: bool = False,
     max_length: int | None = None,
-) -> Attribution:
+) -> Attribution | Comparison:
     """Explain a text model's answer by the words it read.
 
     `text`: a string, a list of them (a padded batch), a pair (question, context) or a list of pairs; a chat goes into
     `messages`. `target`: None for the model's own answer, a label, a word, an id; for questions an answer's text or its
     first and last token. `contrast`: the same, for "why the one rather than the other". Both may be lists, one per text.
     `token` chooses the token that a token classifier or a masked language model speaks about, by number or by its text;
-    `prefix` is what a seq2seq model's decoder has said already. `task` is found from the model's class.
+    `prefix` is what a seq2seq model's decoder has said already. `task` is found from the model's class. `targets` (a list,
+    or how many of the likeliest) and `presets` give several explanations side by side.
 
         a = dlrp.explain_text(model, tokenizer, "A gripping, beautiful film.", target="POSITIVE", contrast="NEGATIVE")
         a.html("film.html")
@@ -63,19 +103,22 @@ def explain_text(
         if not texts:
             raise ValueError("text: an empty list, there is nothing to explain")
         encoded = encode(tokenizer, texts, device=device, accepts=accepts, causal=causal, max_length=max_length)  # type: ignore[arg-type]
-    ask = ASK[kind](model, tokenizer, encoded, target, contrast, token)
     media: dict[str, tuple[Tokens, ...]] = {"input_ids": encoded.tokens}
     inputs = dict(encoded.inputs)
     if kind == "seq2seq":
         spoken = decoder_start(model, tokenizer, prefix)
         inputs["decoder_input_ids"] = torch.tensor([spoken] * len(encoded.tokens), device=device)
         media["decoder_input_ids"] = (read_tokens(tokenizer, spoken),) * len(encoded.tokens)
-    a = Explainer(model, preset)(target=ask, ledger=ledger, **inputs)  # type: ignore[arg-type]
-    return replace(
-        a,
-        target=ask.chosen,
-        media={name: m for name, m in media.items() if name in a.relevances},
-        answers=tuple(ask.answers),
+    return explain_each(
+        model,
+        inputs,
+        lambda one: ASK[kind](model, tokenizer, encoded, one, contrast, token),
+        target=target,
+        targets=targets,
+        preset=preset,
+        presets=presets,
+        ledger=ledger,
+        media=media,
         about={"model": type(model).__name__, "task": kind},
     )
 
