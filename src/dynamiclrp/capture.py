@@ -84,11 +84,9 @@ class Saved:
 
 def is_checkpointed(node: Any) -> bool:
     """Was the node made under `torch.utils.checkpoint` (non-reentrant)? Then its values are recomputed when read."""
-    names = saved_tensor_names(type(node))
-    if not names:
-        return False
-    hook = getattr(getattr(node, "_raw_saved_" + names[0], None), "unpack_hook", None)
-    return hook is not None and "_checkpoint_hook" in getattr(hook, "__qualname__", "")
+    raws = [getattr(node, "_raw_saved_" + name, None) for name in saved_tensor_names(type(node))]
+    hooks = [getattr(raw, "unpack_hook", None) for raw in raws]  # what was not saved has none
+    return any("_checkpoint_hook" in getattr(hook, "__qualname__", "") for hook in hooks)
 
 
 def read_ahead(nodes: Sequence[Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from .attribution import Attribution
 from .errors import CaptureError, LRPError
 from .explainer import verdict
-from .forward import Call, modules_of
+from .forward import Call
+from .parameters import modules_of
 from .targets import Seed, Target, seed_for
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Captured:
             raise CaptureError("no tensor among the arguments: there is nothing to capture")
         stream = torch.cuda.Stream(self._inputs[0].device)
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with call, torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
                 forward, plan = explainer.forward(call)
                 forward.relevance(plan, seed_for(forward.output, None))
@@ -90,7 +91,8 @@ class Captured:
         torch.cuda.empty_cache()
         reserved = torch.cuda.memory_reserved()
         try:
-            self._capture(explainer, call, stream, many)
+            with call:
+                self._capture(explainer, call, stream, many)
         except LRPError:
             raise
         except RuntimeError as error:

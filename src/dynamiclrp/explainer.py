@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from .attribution import Attribution
 from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
-from .forward import Call, Forward, modules_of
+from .forward import Call, Forward
 from .graph import Graph
 from .ledger import Ledger, Locator
 from .ops import OPS
+from .parameters import modules_of
 from .plan import Plan, make_plan, missing_ops
 from .presets import Preset
 from .presets import preset as find_preset
@@ -76,7 +77,7 @@ class Explainer:
     def __init__(
         self,
         model: nn.Module,
-        preset: str | Preset = "attnlrp",
+        preset: str | Preset = "default",
         *,
         on_missing: str = "error",
         cuda_graph: bool = False,
@@ -109,13 +110,13 @@ class Explainer:
             if self.cuda_graph and not ledger:  # a ledger reads numbers on the way
                 return next(self._replayed(args, kwargs, [target], layers))
             _warn_training(self.model)
-            call = Call(self.model, self.preset, args, kwargs, tuple(layers))
-            forward, plan = self.forward(call, ledger)
-            seed = seed_for(forward.output, target)
-            book = Ledger(forward.graph, plan) if ledger else None
-            found = forward.relevance(plan, seed, watch=book.watch if book else None)
-            if not sound([seed], found):
-                raise self._not_finite(call, target)
+            with Call(self.model, self.preset, args, kwargs, tuple(layers)) as call:
+                forward, plan = self.forward(call, ledger)
+                seed = seed_for(forward.output, target)
+                book = Ledger(forward.graph, plan) if ledger else None
+                found = forward.relevance(plan, seed, watch=book.watch if book else None)
+                if not sound([seed], found):
+                    raise self._not_finite(call, target)
             handed = seed.relevance(forward.output)
             if book is not None:
                 book.close(handed, found[: sum(len(source.edges) for source in forward.sources)])
@@ -142,11 +143,13 @@ class Explainer:
                 return
             _warn_training(self.model)
             call = Call(self.model, self.preset, args, kwargs, tuple(layers))
-            forward, plan = self.forward(call)
+            with call:
+                forward, plan = self.forward(call)
             for start in range(0, len(targets), at_once):
                 chosen = targets[start : start + at_once]
-                seeds = [seed_for(forward.output, target) for target in chosen]
-                found = forward.relevances(plan, seeds, retain_graph=start + at_once < len(targets))
+                with call:
+                    seeds = [seed_for(forward.output, target) for target in chosen]
+                    found = list(forward.relevances(plan, seeds, retain_graph=start + at_once < len(targets)))
                 for target, seed, relevance in zip(chosen, seeds, found):
                     if not sound([seed], relevance):
                         raise self._not_finite(call, target)
@@ -167,9 +170,10 @@ class Explainer:
 
     def _not_finite(self, call: Call, target: Target) -> NonFiniteError:
         """Run again, watching, to name the node that made it."""
-        again, plan = self.forward(call)
-        locator = Locator(again.graph)
-        again.relevance(plan, seed_for(again.output, target), watch=locator.watch)
+        with call:
+            again, plan = self.forward(call)
+            locator = Locator(again.graph)
+            again.relevance(plan, seed_for(again.output, target), watch=locator.watch)
         return NonFiniteError(f"relevance is not finite under {self.preset!r}: {locator}")
 
     @property
@@ -208,15 +212,15 @@ class Explainer:
 
     def inspect(self, *args: Any, **kwargs: Any) -> Report:
         """Run the forward pass and plan, without handing anything back."""
-        call = Call(self.model, self.preset, args, kwargs, ())
-        forward = call.run(record=False)
-        unknown = missing_ops(forward.graph)
-        made: Plan | None = None
-        if not unknown:
-            try:
-                made = self.plans.get(forward.graph, self.preset)
-            except LostActivationError:
-                made = self.plans.get(call.run(record=True).graph, self.preset)
+        with Call(self.model, self.preset, args, kwargs, ()) as call:
+            forward = call.run(record=False)
+            unknown = missing_ops(forward.graph)
+            made: Plan | None = None
+            if not unknown:
+                try:
+                    made = self.plans.get(forward.graph, self.preset)
+                except LostActivationError:
+                    made = self.plans.get(call.run(record=True).graph, self.preset)
         return Report(self.preset, len(forward.graph), sum(forward.graph.runs), dict(unknown), made)
 
 

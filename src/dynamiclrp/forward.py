@@ -7,7 +7,6 @@ is put back, also after an error. It must not know rules or plans beyond handing
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,15 +23,13 @@ from .graph import Graph
 from .ledger import Ledger
 from .lookups import Lookup, Tracker, same_memory, same_values, table_lookups
 from .ops import OPS
+from .parameters import Following, modules_of
 from .plan import Plan
 from .presets import Preset
 from .recorder import Recorder
 from .recurrence import primitive_recurrence
 from .run import run
 from .targets import Seed, Target, unwrap
-
-# Flags and hooks on a model are shared by all threads that explain it.
-_one_at_a_time = threading.RLock()
 
 
 def graph_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor | GradientEdge]) -> Graph:
@@ -123,20 +120,9 @@ class Forward:
         return collect(self.sources), collect(self.layers)
 
 
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules, each once; `model.modules()` takes ten times as long, at every call."""
-    found = {id(model): model}
-    stack = [model]
-    while stack:
-        for module in stack.pop()._modules.values():
-            if module is not None and id(module) not in found:
-                found[id(module)] = module
-                stack.append(module)
-    return list(found.values())
-
-
 class Call:
-    """A model with its arguments, ready to run forward as often as needed. Leaves the model as it was."""
+    """A model with its arguments. Enter it to run forward, as often as needed, and to hand relevance back; leave it, and
+    the model is as it was."""
 
     def __init__(
         self, model: nn.Module, preset: Preset, args: tuple[Any, ...], kwargs: dict[str, Any], layers: tuple[str, ...]
@@ -155,6 +141,7 @@ class Call:
         self.kwargs = {name: self._take(name, value) for name, value in kwargs.items()}
         # one tensor under two names (ids as their own labels) is explained under the name that comes first
         self.integers = {name: self.integers[name] for name in sorted(self.integers, key=self._rank)}
+        self.following = Following(self.modules, preset, bool(self.integers))
         self.copy = False  # learnt: the model writes into its input
         self._matched: dict[str, tuple[tuple[int, ...], tuple[Tensor, ...]]] = {}  # learnt: lookups by argument
 
@@ -177,8 +164,15 @@ class Call:
             self.integers[name] = value
         return value
 
+    def __enter__(self) -> Call:
+        self.following.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.following.__exit__(*error)
+
     def run(self, record: bool) -> Forward:
-        with _one_at_a_time, torch.inference_mode(False):
+        with torch.inference_mode(False):
             for freeze, track in ((True, False), (False, False), (False, True)):
                 if track and not self.integers:
                     break
@@ -215,7 +209,8 @@ class Call:
         ranges: list[tuple[int, int, str]] = []
         recorder = Recorder() if record else None
         tracker = Tracker(self.integers) if track else None
-        with _gradients(self.modules, self.preset, bool(self.integers), freeze), self._watch(watched, ranges):
+        self.following.follow(freeze)
+        with self._watch(watched, ranges):
             with torch.enable_grad(), primitive_recurrence(self.modules):
                 with recorder or nullcontext(), tracker or nullcontext():
                     raw = self._forward()
@@ -348,44 +343,6 @@ def _labels(graph: Graph, ranges: list[tuple[int, int, str]]) -> tuple[str, ...]
         for number in range(start, end):
             owner.setdefault(number, name)
     return tuple(owner.get(sequence_number(handle), "") for handle in graph.handles)
-
-
-@contextmanager
-def _gradients(modules: Sequence[nn.Module], preset: Preset, integers: bool, freeze: bool) -> Iterator[None]:
-    """Decide which parameters autograd follows during the forward pass, and put everything back afterwards.
-
-    Weights of linear maps never need it. Everything else is followed where a rule computes with parameters, biases
-    always, and the embeddings where token ids are explained.
-    """
-    parameters = {id(p): p for m in modules for p in m._parameters.values() if p is not None and p.is_floating_point()}
-    follow = _followed(modules, preset, integers) if freeze else parameters.keys()
-    changed = [(p, p.requires_grad) for key, p in parameters.items() if p.requires_grad != (key in follow)]
-    training = [m for m in modules if m.training and isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    statistics = [(buffer, buffer.clone()) for module in training for buffer in module.buffers()]
-    try:
-        for parameter, flag in changed:
-            parameter.requires_grad_(not flag)
-        yield
-    finally:
-        for parameter, flag in changed:
-            parameter.requires_grad_(flag)
-        with torch.no_grad():
-            for buffer, value in statistics:  # batch norms in training mode move their running statistics
-                buffer.data.copy_(value)  # autograd may have saved the buffer: no new version
-
-
-def _followed(modules: Sequence[nn.Module], preset: Preset, integers: bool) -> set[int]:
-    maps = (nn.Linear, nn.modules.conv._ConvNd)
-    weights = {id(m.weight) for m in modules if isinstance(m, maps) or type(m).__name__ == "Conv1D"}
-    tables = {id(m.weight) for m in modules if isinstance(m, nn.Embedding)}
-    named = [(name, p) for m in modules for name, p in m._parameters.items() if p is not None]
-    if integers:  # a table may be any parameter
-        tables |= {id(p) for _, p in named if p.dim() >= 2 and id(p) not in weights}
-    if preset.needs_parameters:
-        return {id(p) for _, p in named if id(p) not in weights} | tables
-    # following a bias makes autograd save nothing, and keeps its value where an activation's input must be rebuilt
-    biases = {id(p) for name, p in named if name.endswith("bias")}
-    return biases | (tables if integers else set())
 
 
 def _argument_names(model: nn.Module) -> tuple[list[str], list[str]]:
