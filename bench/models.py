@@ -58,7 +58,7 @@ def flan_t5(batch: int, tokens: int = 384) -> Built:
     }
 
 
-def mamba(batch: int, tokens: int = 128) -> Built:
+def mamba(batch: int, tokens: int = 64) -> Built:
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(vocab_size=50280, hidden_size=768, num_hidden_layers=24, state_size=16)
@@ -68,12 +68,12 @@ def mamba(batch: int, tokens: int = 128) -> Built:
 MODELS: dict[str, tuple[Callable[..., Built], torch.dtype, tuple[str, ...]]] = {
     "VGG16": (_vision("vgg16"), torch.float32, ("attnlrp", "epsilon-plus", "gamma", "dynamic")),
     "ResNet-50": (_vision("resnet50"), torch.float32, ("attnlrp", "epsilon-plus", "gamma", "dynamic")),
-    "ViT-b-16": (_vision("vit_b_16"), torch.float32, ("attnlrp", "cp-lrp", "gamma", "dynamic")),
-    "RoBERTa-large, 384 tokens": (roberta, torch.float32, ("attnlrp", "cp-lrp", "gamma", "dynamic")),
-    "Llama-3.2-1B, 512 tokens": (llama, torch.float32, ("attnlrp", "cp-lrp", "gamma", "dynamic")),
-    "Llama-3.2-1B bf16, 512 tokens": (llama, torch.bfloat16, ("attnlrp", "cp-lrp", "dynamic")),
+    "ViT-b-16": (_vision("vit_b_16"), torch.float32, ("attnlrp", "gamma", "dynamic")),
+    "RoBERTa-large, 384 tokens": (roberta, torch.float32, ("attnlrp", "gamma", "dynamic")),
+    "Llama-3.2-1B, 512 tokens": (llama, torch.float32, ("attnlrp", "gamma", "dynamic")),
+    "Llama-3.2-1B bf16, 512 tokens": (llama, torch.bfloat16, ("attnlrp", "dynamic")),
     "Flan-T5-large, 384 tokens": (flan_t5, torch.float32, ("attnlrp", "dynamic")),
-    "Mamba-130m, 128 tokens": (mamba, torch.float32, ("attnlrp", "dynamic")),
+    "Mamba-130m, 64 tokens": (mamba, torch.float32, ("attnlrp",)),
 }
 
 
