@@ -89,6 +89,10 @@ def _panels(result: Viewable) -> list[tuple[str, str, Any]]:
     return panels
 
 
+def _short(label: str, most: int = 28) -> str:
+    return label if len(label) <= most else label[: most - 1] + "…"
+
+
 def _size(kind: str, value: Any) -> tuple[float, float]:
     if kind == "generation":
         rows, columns = value.matrix.shape
@@ -167,7 +171,7 @@ def _bars(axis: Any, a: Attribution, name: str, colours: _Colours, words: bool, 
     axis.barh(
         rows, [part.relevance for part in chosen], color=[colours.of(part.relevance) for part in chosen], height=0.72
     )
-    axis.set_yticks(list(rows), [part.label[:28] for part in chosen])
+    axis.set_yticks(list(rows), [_short(part.label) for part in chosen])
     axis.invert_yaxis()
     axis.axvline(0, color="0.4", linewidth=0.8)
     axis.spines[["top", "right", "left"]].set_visible(False)
@@ -212,10 +216,10 @@ def _matrix(axis: Any, g: Generation, colours: _Colours, words: bool) -> None:
         shown.clamp(-1, 1).numpy(), cmap=colours.map, vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
     )
     if len(columns) <= 80:
-        axis.set_xticks(range(len(columns)), [c[:14] for c in columns], rotation=90, fontsize=7)
+        axis.set_xticks(range(len(columns)), [_short(c, 14) for c in columns], rotation=90, fontsize=7)
         axis.xaxis.tick_top()
     if len(rows) <= 80:
-        axis.set_yticks(range(len(rows)), [r[:14] for r in rows], fontsize=8)
+        axis.set_yticks(range(len(rows)), [_short(r, 14) for r in rows], fontsize=8)
     axis.tick_params(length=0)
     axis.set_xlabel("context")
     axis.set_ylabel("generated")
