@@ -21,7 +21,7 @@ import methods
 from dynamiclrp.timing import measure
 from models import build
 
-TOKENS, TARGETS = 8192, 16
+TOKENS, TARGETS = 4096, 16
 
 
 def less_memory() -> dict[str, dict[str, float]]:

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -52,19 +53,20 @@ def point(device: str, batch: int, tokens: int, layers: int, preset: str) -> dic
     return {"batch": batch, "tokens": tokens, "layers": layers, **row}
 
 
-def sweep(device: str, largest: int) -> dict[str, list[dict[str, Any]]]:
+def sweep(device: str, largest: int) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """One more point after the other."""
     lengths = [n for n in (256, 512, 1024, 2048, 4096, 8192, 16384) if n <= largest]
-    found: dict[str, list[dict[str, Any]]] = {"tokens": [], "layers": [], "batch": []}
-    for tokens in lengths:
-        found["tokens"].append(point(device, 1, tokens, 16, "attnlrp"))
-        print("tokens", json.dumps(found["tokens"][-1]), flush=True)
-    for layers in (2, 4, 8, 16, 32):
-        found["layers"].append(point(device, 1, 512, layers, "attnlrp"))
-        print("layers", json.dumps(found["layers"][-1]), flush=True)
-    for batch in (1, 2, 4, 8, 16, 32):
-        found["batch"].append(point(device, batch, 512, 16, "attnlrp"))
-        print("batch", json.dumps(found["batch"][-1]), flush=True)
-    return found
+    sizes = {
+        "tokens": [(1, tokens, 16) for tokens in lengths],
+        "layers": [(1, 512, layers) for layers in (2, 4, 8, 16, 32)],
+        "batch": [(batch, 512, 16) for batch in (1, 2, 4, 8, 16)],
+    }
+    for name, points in sizes.items():
+        rows: list[dict[str, Any]] = []
+        for batch, tokens, layers in points:
+            rows.append(point(device, batch, tokens, layers, "attnlrp"))
+            print(name, json.dumps(rows[-1]), flush=True)
+            yield {name: rows}
 
 
 class Stack(nn.Module):
@@ -132,10 +134,11 @@ def main() -> None:
     }
     if options.plans:
         results["plans"] = plans()
-    else:
-        results |= sweep(options.device, options.largest)
+    for part in () if options.plans else sweep(options.device, options.largest):
+        results |= part
+        if options.json:  # as far as it came
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
