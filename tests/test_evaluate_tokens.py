@@ -203,6 +203,31 @@ def test_spans_multiply_probabilities_and_add_logits():
 
 
 @torch.no_grad()
+def test_float_sequences_are_perturbed_by_position():
+    """Zeroed positions of inputs_embeds are zeroed embeddings of ids; relevance is summed over their width."""
+    model = make(BertForSequenceClassification, BertConfig, num_labels=3)
+    embeddings = model.get_input_embeddings()(IDS)
+    by_ids = ev.perturb(model, {"input_ids": IDS}, R, [0, 1, 2], fill="zero")
+    wide = torch.randn(3, 7, 32, dtype=torch.float64)
+    wide = wide + ((R - wide.sum(-1)) / 32)[..., None]  # sums to R
+    by_floats = ev.perturb(model, {"inputs_embeds": embeddings}, wide, [0, 1, 2], fill="zero")
+    torch.testing.assert_close(by_floats.metric(), by_ids.metric())
+    found = ev.compare(model, {"inputs_embeds": embeddings}, ["gradient"], [0, 1, 2])
+    same = ev.compare(model, {"input_ids": IDS}, ["gradient"], [0, 1, 2])
+    torch.testing.assert_close(found.metric("gradient"), same.metric("gradient"))
+
+
+def test_half_precision():
+    """bfloat16 models are ranked and scored; the probability is that of their own logits, in float64."""
+    model = make(BertForSequenceClassification, BertConfig, num_labels=3).to(torch.bfloat16)
+    methods = ["attnlrp", "gradient", "captum:IntegratedGradients", "random"]
+    found = ev.compare(model, {"input_ids": IDS}, methods, on_error="raise")
+    with torch.no_grad():
+        expected = model(input_ids=IDS).logits.double().softmax(-1).amax(-1)
+    assert [curve[0].item() for curve in found.curves("attnlrp").morf] == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+@torch.no_grad()
 def test_encoder_decoder():
     torch.manual_seed(0)
     config = T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
