@@ -207,7 +207,9 @@ def test_cached_keys_and_values_may_be_explained_themselves():
 
     x, keys, values = Q[:, :, :2], K[:, :, :3], V[:, :, :3]
     cached = holds(Step(), {"x": x, "keys": keys, "values": values}, ("attnlrp",))["attnlrp"]
-    whole = dlrp.explain(Whole(), x, torch.cat([keys, x], 2), torch.cat([values, x * 2], 2)).relevances
+    whole = dlrp.explain(
+        Whole(), x, torch.cat([keys, x], 2), torch.cat([values, x * 2], 2), preset="attnlrp"
+    ).relevances
     assert error(cached["keys"], whole["k"][:, :, :3]) < 1e-9
     assert error(cached["values"], whole["v"][:, :, :3]) < 1e-9
     assert error(cached["x"], whole["x"] + whole["k"][:, :, 3:] + whole["v"][:, :, 3:]) < 1e-9

@@ -186,7 +186,7 @@ def test_token_ids_of_another_kind(change):
 def test_ids_that_look_like_positions_or_types(build, ids):
     """The model looks up 0, 1, 2, … for positions and 0, 0, 0, … for types: those are not the caller's tokens."""
     model = build().double()
-    a = dlrp.explain(model, ids, target=2)
+    a = dlrp.explain(model, ids, target=2, preset="attnlrp")
     assert list(a.relevances) == ["input_ids"]
     assert error(a.relevance, at_the_embeddings(model, ids, 2, "attnlrp")) < TOLERANCE
 
@@ -194,7 +194,7 @@ def test_ids_that_look_like_positions_or_types(build, ids):
 def test_an_attention_mask_is_not_explained():
     model = bert().double()
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    a = dlrp.explain(model, input_ids=IDS, attention_mask=mask, target=2)
+    a = dlrp.explain(model, input_ids=IDS, attention_mask=mask, target=2, preset="attnlrp")
     assert list(a.relevances) == ["input_ids"]
     assert error(a.relevance, at_the_embeddings(model, IDS, 2, "attnlrp", attention_mask=mask)) < TOLERANCE
     assert (a.relevance[1, 3:].abs() < 1e-12).all()  # nothing of the padding is used
@@ -327,7 +327,7 @@ def test_an_encoder_and_a_decoder(preset):
         table = model.get_input_embeddings()
         source, prompt = (table(ids).detach().requires_grad_() for ids in (IDS, decoder_ids))
         y = model(inputs_embeds=source, decoder_inputs_embeds=prompt).logits
-        expected = dlrp.relevance(y, [source, prompt], seed=chosen(y, 4))
+        expected = dlrp.relevance(y, [source, prompt], seed=chosen(y, 4), preset=preset)
         for actual, wanted in zip(a.relevances.values(), expected, strict=True):
             torch.testing.assert_close(actual, wanted.sum(-1), rtol=1e-3, atol=1e-5)
 

@@ -124,7 +124,7 @@ def test_biases_keep_their_gradient_times_value(build):
     expected = sum(
         (b.detach() * g).sum().item() for b, g in zip(biases, torch.autograd.grad(score, biases), strict=True)
     )
-    book = dlrp.explain(model, x, target=1, ledger=True).ledger
+    book = dlrp.explain(model, x, target=1, ledger=True, preset="attnlrp").ledger
     assert book.kept["bias"] == pytest.approx(expected, rel=1e-8)
     assert set(book.kept) <= {"bias", "rounding"}
     assert book.total - book.delivered == pytest.approx(expected, rel=1e-8)

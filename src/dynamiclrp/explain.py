@@ -34,7 +34,7 @@ def relevance(
     inputs: Tensor | Sequence[Tensor],
     *,
     seed: Tensor | Sequence[Tensor | None] | None = None,
-    preset: str | Preset = "attnlrp",
+    preset: str | Preset = "default",
     retain_graph: bool = False,
     on_missing: str = "error",
 ) -> tuple[Tensor, ...]:
@@ -71,7 +71,7 @@ def relevance(
 
 
 def plan(
-    outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], *, preset: str | Preset = "attnlrp"
+    outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], *, preset: str | Preset = "default"
 ) -> Plan:
     """The plan that `relevance` would follow; `print` it to see rules and promises."""
     return _plans.get(graph_of(_sequence(outputs, "outputs"), _sequence(inputs, "inputs")), find_preset(preset))
@@ -108,7 +108,7 @@ def explain(
     *args: Any,
     target: Target = None,
     targets: Sequence[Target] | None = None,
-    preset: str | Preset = "attnlrp",
+    preset: str | Preset = "default",
     layers: Sequence[str] = (),
     ledger: bool = False,
     on_missing: str = "error",
@@ -138,7 +138,7 @@ def explain(
     return list(explainer.each(*args, targets=targets, layers=layers, **kwargs))
 
 
-def inspect(model: nn.Module, *args: Any, preset: str | Preset = "attnlrp", **kwargs: Any) -> Report:
+def inspect(model: nn.Module, *args: Any, preset: str | Preset = "default", **kwargs: Any) -> Report:
     """Which operations a model is made of, which rule each gets, and what the Promise System has to do.
 
     >>> import torch, dynamiclrp as dlrp
