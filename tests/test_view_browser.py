@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+import dynamiclrp as dlrp
 import shown
 from dynamiclrp.media import Tokens
 
@@ -92,6 +93,16 @@ def test_tokens_are_coloured_by_their_relevance(look):
         assert strength == pytest.approx(min(1, abs(value) / full), abs=1e-3)
     share = sum(abs(values[i]) for i in (0, 7)) / sum(map(abs, values))
     assert f"Special tokens hold {100 * share:.0f} % of all relevance" in page.locator(".apart-strip").inner_text()
+
+
+def test_one_scale_makes_texts_comparable(look):
+    a = shown.text()
+    page = look(dlrp.compare({"one": a, "two": 4 * a.relevance}))
+    strength = "e => e.map((t) => Number(t.style.getPropertyValue('--a')))"
+    assert max(page.eval_on_selector_all(".panel:nth-child(1) .token", strength)) == 1
+    page.get_by_role("button", name="one scale").click()
+    first, second = (page.eval_on_selector_all(f".panel:nth-child({i}) .token:not(.apart)", strength) for i in (1, 2))
+    assert max(second) == 1 and first == pytest.approx([v / 4 for v in second], abs=2e-3)
 
 
 def test_texts_run_in_their_own_direction(look):

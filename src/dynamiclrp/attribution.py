@@ -77,7 +77,7 @@ class Viewable:
         show(self)
 
     def plot(self, **options: Any) -> Any:
-        """A matplotlib figure."""
+        """A matplotlib figure: `ax` to draw into, `palette`, `words` instead of tokens, `patch` pixels to a square."""
         from .view.plot import plot
 
         return plot(self, **options)

@@ -1,6 +1,7 @@
 // What every part of a page uses: its data, numbers and colours, elements, the tip, switches.
 const page = JSON.parse(document.getElementById("dlrp-data").textContent);
 const $ = (id) => document.getElementById(id);
+let together = false;  // one scale for all panels
 const redraws = [];
 const redraw = () => redraws.forEach((f) => f());
 

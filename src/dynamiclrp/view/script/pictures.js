@@ -1,5 +1,5 @@
 // Heat maps over pictures.
-let patch = 1, together = false, sides = "both";
+let patch = 1, sides = "both";
 const maps = [];
 const pooled = (map, size) => {
   if (size === 1) return map;

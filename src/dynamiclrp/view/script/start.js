@@ -9,7 +9,9 @@ if (has("image")) {
   either("sign", [["both", "for and against"], ["for", "for"], ["against", "against"]], "both", (value) => { sides = value; });
   slider("heat", 0, 1, 0.01, 1, (value) => root.style.setProperty("--heat", value));
   slider("patch", 0, 5, 1, 0, (value) => { patch = 2 ** value; redraw(); }, (value) => `${2 ** value} px`);
-  if (page.panels.length > 1) either("scale", [["own", "each its own scale"], ["one", "one scale"]], "own", (value) => { together = value === "one"; });
+}
+if (page.panels.length > 1 && (has("tokens") || has("image"))) {
+  either("scale", [["own", "each its own scale"], ["one", "one scale"]], "own", (value) => { together = value === "one"; });
 }
 document.querySelectorAll(".figure").forEach((host) => {
   const input = page.panels[host.dataset.panel].inputs[host.dataset.input];

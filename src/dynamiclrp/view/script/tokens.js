@@ -37,12 +37,16 @@ const direction = (input) => {
   return letter && /[\u0590-\u08ff\ufb1d-\ufefc]/.test(letter[0]) ? "rtl" : "ltr";
 };
 let words = false;
+// what is shown of an input, and the value that gets the full colour
+const standing = (input) => {
+  const shown = units(input, words).filter((u) => u.kind !== "padding" || u.value !== 0);
+  const values = shown.map((u) => u.value), apart = setApart(shown.map((u) => u.kind), values);
+  return { shown, values, apart, largest: largest(values.filter((_, i) => !apart[i])) || largest(values) || 1 };
+};
 const drawTokens = (host, input) => {
   host.textContent = "";
-  const shown = units(input, words).filter((u) => u.kind !== "padding" || u.value !== 0);
-  const values = shown.map((u) => u.value);
-  const apart = setApart(shown.map((u) => u.kind), values);
-  const full = largest(values.filter((_, i) => !apart[i])) || largest(values) || 1;
+  const { shown, values, apart, largest: own } = standing(input);
+  const full = together ? Math.max(...page.panels.flatMap((p) => p.inputs).filter((i) => i.kind === "tokens").map((i) => standing(i).largest)) : own;
   const total = values.reduce((sum, v) => sum + Math.abs(v), 0) || 1;
   const long = shown.length > 160;
   const line = element("p", { class: `line ${long ? "small" : "large"}`, dir: direction(input) });
@@ -67,8 +71,8 @@ const drawTokens = (host, input) => {
     word.append(span);
   });
   host.append(line);
-  const own = strip(shown, apart, values);
-  if (own) host.append(own);
+  const aside = strip(shown, apart, values);
+  if (aside) host.append(aside);
   if (shown.length > 60) {  // too many to find the strong ones by eye
     const entries = shown.map((u, i) => ({ name: visible(u.text), value: u.value, span: spans[i] })).filter((_, i) => !apart[i]);
     host.append(bars(strongest(entries), "strongest"));
