@@ -133,6 +133,7 @@ def text_candidates() -> Methods:
         {"weights": 0.3, "sum": "absolute"},
         {"weights": 0.3, "linear": 0.05, "gate": 0.25},
         {"weights": 0.1, "linear": 0.05},
+        {"weights": 0.4, "linear": 0.02},
     )
 
 

@@ -38,6 +38,7 @@ def parser(description: str | None, models: Sequence[str] = (), limit: int | Non
     found.add_argument("--batch-size", type=int, default=None, help="perturbed inputs that run together")
     found.add_argument("--explain-batch-size", type=int, default=None, help="inputs that are explained together")
     found.add_argument("--methods", nargs="+", help="only these of the methods, by name")
+    found.add_argument("--update", action="store_true", help="keep the other methods of an earlier run in --out")
     found.add_argument("--candidates", action="store_true", help="the candidates for `default` too")
     found.add_argument("--only-candidates", action="store_true", help="the candidates for `default` alone")
     found.add_argument(
@@ -105,6 +106,16 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     os.replace(part, path)
 
 
+def earlier(options: argparse.Namespace, setup: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """With `--update`, the methods of the result file that is there, which must be of the same inputs and setup."""
+    if not options.update or not options.out.exists():
+        return {}
+    there = json.loads(options.out.read_text("utf-8"))
+    if there.get("setup", setup) != setup or any(m["n"] not in (0, count) for m in there["methods"].values()):
+        raise SystemExit(f"--update: {options.out} is of another setup or of other inputs; write to another file")
+    return there["methods"]
+
+
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
@@ -131,6 +142,13 @@ def write_comparison(found: ev.Comparison, options: argparse.Namespace, title: s
             "abpc": [_short(v) for v in found.metric(name, "abpc").tolist()],
         }
     setup = {k: v if isinstance(v, (str, int, float, type(None))) else str(v) for k, v in found.setup.items()}
-    content = {"title": title, **about(options), "setup": setup, **facts, "methods": methods}
+    count = max((m["n"] for m in methods.values()), default=0)
+    content = {
+        "title": title,
+        **about(options),
+        "setup": setup,
+        **facts,
+        "methods": earlier(options, setup, count) | methods,
+    }
     write_json(options.out, content)
     print(f"\n{title}\n{found}\n{options.out}", flush=True)

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from report_text import CHOICE, INTRODUCTION, PAPER, ROWS, SPANS
+from report_text import CHOICE, HOW, INTRODUCTION, PAPER, PAPER_AREAS, PAPER_SPANS, ROWS, SPANS, SPANS_NOTE
 
 from dynamiclrp import evaluate as ev
 
@@ -99,7 +99,6 @@ def comparison(row: Row) -> str:
             number(m["metrics"]["comprehensiveness"][0]),
             number(m["metrics"]["sufficiency"][0]),
             "" if m["conservation"] is None or is_peer(name) else f"{m['conservation']:.2g}",
-            "" if m["time_ratio"] is None or name == "random" else f"{m['time_ratio']:.1f}",
         ])  # fmt: skip
     failed = [f"{n}: {m['error']}" for n, m in row["methods"].items() if not m["n"]]
     head = [
@@ -109,7 +108,6 @@ def comparison(row: Row) -> str:
         "comprehensiveness",
         "sufficiency",
         "sum / score",
-        "x gradient",
     ]
     notes = "\n\nDid not run: " + "; ".join(f"{text[:160]}" for text in failed) + "." if failed else ""
     return table(head, body) + notes
@@ -117,7 +115,9 @@ def comparison(row: Row) -> str:
 
 def facts(row: Row) -> str:
     setup = row.get("setup", {})
-    parts = [row["note"], *(str(setup[k]) for k in ("measure", "unit", "fill", "step") if setup.get(k) is not None)]
+    parts = [row["note"]]
+    if setup:
+        parts.append(f"{setup['measure']}, {setup['unit']} replaced by {setup['fill']}, {setup['step']} a step")
     half = "; perturbed inputs scored in bfloat16" if row.get("scored_in_half") else ""
     versions = ", ".join(f"{k} {v}" for k, v in row["versions"].items())
     return f"{'; '.join(parts)}{half}. {row['date']}, {row['machine']}, {versions}."
@@ -177,7 +177,7 @@ def search(rows: dict[str, Row], chosen: dict[str, str]) -> str:
             continue
         top = best(row, candidates)
         mine = chosen.get(key)
-        peers = [n for n in finished(row) if is_peer(n)]
+        peers = [n for n, m in finished(row).items() if is_peer(n) and m["n"] == row["methods"][top]["n"]]
         line = [f"{row['model']}, {ROWS.get(key, key)}", f"{top}: {number(row['methods'][top]['metrics']['abpc'][0])}"]
         if mine in row["methods"]:
             line += [f"{mine}: {number(row['methods'][mine]['metrics']['abpc'][0])}", behind(row, mine, top)]
@@ -189,6 +189,48 @@ def search(rows: dict[str, Row], chosen: dict[str, str]) -> str:
         body.append(line)
     head = ["row", "best candidate", "nearest to `default`", "behind the best candidate", "best peer", "inputs"]
     return table(head, body)
+
+
+def beside(rows: dict[str, Row], answers: dict[str, Row]) -> str:
+    """The paper's areas next to ours, on its scale; its question answering next to ours."""
+    parts = []
+    for caption, theirs, key in PAPER_AREAS:
+        if key not in rows:
+            continue
+        row = rows[key]
+        body = []
+        for name, (number_there, ours) in theirs.items():
+            here = [n for n in ours if n in finished(row)]
+            top = best(row, here) if here else None
+            shown = "" if top is None else f"{top}: {ev.PAPER_SCALE * row['methods'][top]['metrics']['abpc'][0]:.2f}"
+            body.append([name, f"{number_there:.2f}", shown])
+        here = f"here: {row['model']}, {row['data']}, {row['methods']['default']['n']} inputs"
+        parts.append(table([caption, "ABPC in the paper", here], body))
+    if "minilm_squad" in answers:
+        m = answers["minilm_squad"]["methods"]
+        body = [[name, *values] for name, *values in PAPER_SPANS]
+        for name in ("default", "dynamic (linear 0.001)", "dynamic", "gamma", "attnlrp"):
+            v = m[name]["metrics"]
+            body.append([f"MiniLM, `{name}` (here)", f"{100 * v['tgs'][0]:.1f}", f"{100 * v['tps'][0]:.1f}"])
+        parts.append(table(["model, rules", "top token in a gold span, %", "in the predicted span, %"], body))
+    return "\n\n".join(parts)
+
+
+def trained(models: Row) -> str:
+    """What experiments/train reached."""
+    body = []
+    for name, facts in models.items():
+        scores = [
+            f"{label} {100 * facts[key]:.1f} %"
+            for key, label in (("test_accuracy", "test accuracy"), ("exact_match", "exact match"), ("f1", "F1"))
+            if key in facts
+        ]
+        more = f", on from earlier weights ({facts['started_from']})" if facts.get("started_from") else ""
+        spent = f"{facts['epochs']:.0f} epochs{more}" if "epochs" in facts else f"{facts['seconds']} s"
+        body.append([f"`{name}`", ", ".join(scores), spent])
+    return "Trained here, on a shared GPU and a time budget:\n\n" + table(
+        ["weights", "on held-out data", "training"], body
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- figures
@@ -265,11 +307,13 @@ def main() -> None:
     picture = options.results / "heatmaps.png"
     if picture.exists():
         parts.append(f"![Heat maps of one photo by several methods]({options.results.name}/heatmaps.png)")
+    if (options.results / "sentence.png").exists():
+        parts.append(f"![Heat maps of one sentence by several methods]({options.results.name}/sentence.png)")
     parts += ["## The choice of `default`", CHOICE]
     searched = load(options.results / "search")
     if searched:
         parts.append(search({k: searched[k] for k in ROWS if k in searched}, choice(searched)))
-    parts += ["## Beside the paper", PAPER]
+    parts += ["## Beside the paper", PAPER, beside(rows, answers)]
     for key, row in rows.items():
         curves(row, options.results / f"{key}.png")
         parts += [
@@ -279,10 +323,13 @@ def main() -> None:
             comparison(row),
         ]
     if answers:
-        parts += ["## Answers to questions", spans(answers)]
+        parts += ["## Answers to questions", SPANS_NOTE, spans(answers)]
     if randomisations:
         parts += ["## Parameter randomisation", randomised(randomisations)]
-    text = "\n\n".join(part.strip() for part in parts) + "\n"
+    parts += ["## How to run them", HOW]
+    if "trained" in found:
+        parts.append(trained(found["trained"]["models"]))
+    text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
     options.out.write_text(text, encoding="utf-8")
     print(
         f"{options.out}: {len(rows)} rows, {len(answers)} question-answering rows, {len(randomisations)} randomisations"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from options import about, chosen, parser, write_json
+from options import about, chosen, earlier, parser, write_json
 from spans import Encoded, context_mask, encode, gold_spans, padded, predicted_spans
 from texts import HELD_OUT, Question, minilm_for, smollm2, squad
 from torch import Tensor, nn
@@ -238,7 +238,7 @@ def main() -> None:
         "data": f"SQuAD v2, answerable questions of {articles}",
         "note": f"{len(exact)} questions, exact match {sum(exact) / len(exact):.1%}, F1 {sum(overlap) / len(exact):.1%}",
         "kind": "spans",
-        "methods": table,
+        "methods": earlier(options, {}, len(exact)) | table,
     }
     write_json(options.out, content)
     print(content["title"], content["note"])

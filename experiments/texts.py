@@ -30,7 +30,9 @@ def _transformers() -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with contextlib.suppress(ImportError):
         mended("torchvision")  # which transformers imports where it finds it
-    return importlib.import_module("transformers")
+    transformers = importlib.import_module("transformers")
+    transformers.logging.set_verbosity_error()  # heads that are about to be loaded are no news
+    return transformers
 
 
 def imdb(split: str, options: Any) -> list[tuple[str, int]]:

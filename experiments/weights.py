@@ -1,9 +1,14 @@
-"""Weights on disk: half precision, safetensors, in parts of at most 15 MiB, each written under another name and renamed."""
+"""Weights on disk: half precision, safetensors, in parts of at most 15 MiB, each written under another name and renamed.
+
+`python experiments/weights.py DIR/trained --out docs/results/trained.json` collects what the headers say of the training.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,3 +63,18 @@ def load_half(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 tensor = stream.get_tensor(name)
                 state[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
     return state, facts
+
+
+def main() -> None:
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("folder", type=Path, help="where experiments/train wrote its weights")
+    command.add_argument("--out", type=Path, required=True, help="the .json to write")
+    options = command.parse_args()
+    names = sorted({re.sub(r"-\d+-of-\d+$", "", file.stem) for file in options.folder.glob("*.safetensors")})
+    facts = {name: load_half(options.folder / f"{name}.safetensors")[1] for name in names}
+    options.out.write_text(json.dumps({"kind": "trained", "models": facts}, indent=1) + "\n", encoding="utf-8")
+    print(f"{options.out}: {', '.join(names)}")
+
+
+if __name__ == "__main__":
+    main()
