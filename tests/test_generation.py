@@ -138,6 +138,17 @@ def test_words_sum_to_tokens(made):
     assert float(matrix.sum()) == pytest.approx(float(made.matrix.sum()), abs=1e-4)
 
 
+def test_save_and_load_bit_for_bit(made, tmp_path):
+    pytest.importorskip("safetensors")
+    made.save(tmp_path / "g.safetensors")
+    back = dlrp.load(tmp_path / "g.safetensors")
+    for name in ("matrix", "scores", "probabilities"):
+        assert torch.equal(getattr(back, name), getattr(made, name))
+    assert (back.tokens, back.generated, back.start, back.about) == (made.tokens, made.generated, made.start, made.about)
+    assert back.alternatives == made.alternatives and back.preset == made.preset
+    assert back.html() == made.html() and repr(back) == repr(made)
+
+
 def test_pandas_and_json(made):
     pytest.importorskip("pandas")
     frame = made.to_pandas()

@@ -90,20 +90,22 @@ const slider = (label, min, max, step, value, change, show) => {
   $("switches").append(element("label", {}, label, input, output));
 };
 
-// A matrix of values as a canvas, a pixel each.
+// A matrix of values on a canvas, a pixel each; `full` is the value of the full colour, one for all or one per row.
 const paint = (canvas, rows, columns, values, full) => {
   canvas.width = columns;
   canvas.height = rows;
-  const context = canvas.getContext("2d"), pixels = context.createImageData(columns, rows);
+  const context = canvas.getContext("2d"), pixels = context.createImageData(columns, rows), bytes = pixels.data;
   const pos = hue("--pos"), neg = hue("--neg");
-  for (let i = 0; i < values.length; i++) {
-    const strength = Math.min(1, Math.abs(values[i]) / full), colour = values[i] >= 0 ? pos : neg;
-    const at = 4 * i;
-    pixels.data[at] = colour[0];
-    pixels.data[at + 1] = colour[1];
-    pixels.data[at + 2] = colour[2];
-    // a square root would shout about noise, a straight line would hide the middle: 0.8 reads best over a photo
-    pixels.data[at + 3] = 255 * strength ** 0.8;
+  for (let y = 0, i = 0; y < rows; y++) {
+    const most = typeof full === "number" ? full : full[y];
+    for (let x = 0; x < columns; x++, i++) {
+      const colour = values[i] >= 0 ? pos : neg, at = 4 * i;
+      bytes[at] = colour[0];
+      bytes[at + 1] = colour[1];
+      bytes[at + 2] = colour[2];
+      // a square root would shout about noise, a straight line would hide the middle: 0.8 reads best over a photo
+      if (values[i]) bytes[at + 3] = 255 * Math.min(1, Math.abs(values[i]) / most) ** 0.8;
+    }
   }
   context.putImageData(pixels, 0, 0);
 };

@@ -10,10 +10,16 @@ const drawGeneration = (g) => {
   const says = (i) => (g.said[i] === "special" ? 0 : g.generated[i].trim().length);
   const first = g.generated.reduce((best, _, i) => (says(i) > says(best) ? i : best), 0);
   let over = { row: first };
-  const all = largest(Array.from({ length: count }, (_, i) => {
-    const values = Array.from(row(i)), apart = setApart(g.kinds.slice(0, reach(i)), values);
-    return largest(values.filter((_, j) => !apart[j]));
-  })) || 1;
+  // The value that gets the full colour in each row, by the rule of `setApart`, and in all of them.
+  const special = g.kinds.map((kind) => kind === "special" || kind === "padding"), sink = g.kinds.indexOf("first");
+  const fulls = Float32Array.from({ length: count }, (_, i) => {
+    const values = row(i);
+    let most = 0;
+    for (let j = 0; j < values.length; j++) if (!special[j] && j !== sink) most = Math.max(most, Math.abs(values[j]));
+    const heavy = sink >= 0 && sink < values.length ? Math.abs(values[sink]) : 0;
+    return (heavy > 1.5 * most ? most : Math.max(most, heavy)) || 1;
+  });
+  const all = largest(fulls);
 
   const spans = [];
   const token = (piece, kind, index) => {
@@ -34,33 +40,39 @@ const drawGeneration = (g) => {
   if (g.start > 400) context.classList.add("long");
   if (count > 400) generated.classList.add("long");
 
-  const colour = (span, value, full) => {
-    const strength = full ? Math.min(1, Math.abs(value) / full) : 0;
-    span.classList.toggle("for", value > 0 && strength > 0.004);
-    span.classList.toggle("against", value < 0 && strength > 0.004);
-    span.style.setProperty("--a", strength.toFixed(3));
+  // Thousands of tokens change at a touch: only what is different is written.
+  const worn = spans.map(() => ["", ""]);
+  const dress = (j, value, full, marks) => {
+    const strength = full ? Math.min(1, Math.abs(value) / full) : 0, seen = strength > 0.004;
+    const name = `token${seen ? (value > 0 ? " for" : " against") : ""}${marks}`, shade = seen ? strength.toFixed(3) : "0";
+    if (worn[j][0] !== name) spans[j].className = worn[j][0] = name;
+    if (worn[j][1] !== shade) spans[j].style.setProperty("--a", worn[j][1] = shade);
+  };
+  let selected = null;
+  const select = (span) => {
+    if (selected) selected.setAttribute("aria-selected", "false");
+    selected = span;
+    if (span) span.setAttribute("aria-selected", "true");
   };
   const list = (entries, name) => {
     const top = strongest(entries).map((e) => ({ name: visible(e.text), title: `${name} ${e.index}`, value: e.value, span: e.span }));
     return top.length ? bars(top) : element("p", { class: "note" }, "nothing");
   };
   // tokens of the context added up to words, where that is asked for
-  const grouped = (values, stop) => units({ pieces: g.pieces.slice(0, stop), kinds: g.kinds, values, words: g.words.filter((w) => w < stop) }, words);
+  const grouped = (values, stop) => (words ? units({ pieces: g.pieces.slice(0, stop), kinds: g.kinds, values, words: g.words.filter((w) => w < stop) }, true)
+    : values.map((value, j) => ({ text: g.pieces[j], kind: g.kinds[j], value, start: j })));
 
   const showRow = (i) => {
     const values = Array.from(row(i)), stop = reach(i), apart = setApart(g.kinds.slice(0, stop), values);
     const shown = grouped(values, stop), marks = setApart(shown.map((u) => u.kind), shown.map((u) => u.value));
     const full = scale === "all" ? all : largest(shown.filter((_, k) => !marks[k]).map((u) => u.value)) || largest(values);
     let k = 0;
-    spans.forEach((span, j) => {
+    for (let j = 0; j < spans.length; j++) {
       while (k + 1 < shown.length && shown[k + 1].start <= j) k++;
-      colour(span, j < stop ? shown[k].value : 0, full);
-      span.classList.toggle("apart", j < stop ? apart[j] : own(j));
-      span.classList.toggle("later", j > stop);
-      span.classList.toggle("chosen", j === stop);
-      span.classList.toggle("held", false);
-      if (j >= g.start) span.setAttribute("aria-selected", j === stop);
-    });
+      const marks = (j < stop ? apart[j] : own(j)) ? " apart" : "";
+      dress(j, j < stop ? shown[k].value : 0, full, marks + (j > stop ? " later" : j === stop ? " chosen" : ""));
+    }
+    select(spans[stop]);
     const total = values.reduce((sum, v) => sum + v, 0);
     const against = g.contrasts.length ? ` rather than “${visible(g.contrasts[i])}”` : "";
     const others = g.alternatives[i].map(([piece, p]) => `${visible(piece)} ${percent(p)}`).join(" · ");
@@ -77,13 +89,8 @@ const drawGeneration = (g) => {
     for (let i = Math.max(0, j - g.start + 1); i < count; i++) led.push({ text: g.generated[i], index: i, value: matrix.values[i * columns + j], span: spans[g.start + i] });
     const full = scale === "all" ? all : largest(led.map((e) => e.value)) || 1;
     const values = new Map(led.map((e) => [g.start + e.index, e.value]));
-    spans.forEach((span, k) => {
-      colour(span, values.get(k) || 0, full);
-      span.classList.toggle("later", false);
-      span.classList.toggle("apart", own(k));
-      span.classList.toggle("chosen", k === j);
-      span.classList.toggle("held", false);
-    });
+    for (let k = 0; k < spans.length; k++) dress(k, values.get(k) || 0, full, (own(k) ? " apart" : "") + (k === j ? " chosen" : ""));
+    select(null);
     chosen.replaceChildren(
       element("p", { class: "step" }, `token ${j + 1} of the context${held ? ", held" : ""}: what it led to`),
       element("h2", {}, visible(g.pieces[j])), list(led, "generated token"));
@@ -110,15 +117,7 @@ const drawGeneration = (g) => {
     rowLabels.forEach((label, i) => Object.assign(label.style, { top: `${top + i * y}px`, width: `${left - 8}px`, lineHeight: `${y}px` }));
     columnLabels.forEach((label, j) => Object.assign(label.style, { left: `${left + j * x}px`, width: `${x}px`, height: `${top - 6}px`, lineHeight: `${x}px` }));
   };
-  const paintMatrix = () => {
-    const values = new Float32Array(count * columns);
-    for (let i = 0; i < count; i++) {
-      const line = Array.from(row(i)), apart = setApart(g.kinds.slice(0, reach(i)), line);
-      const full = scale === "all" ? all : largest(line.filter((_, j) => !apart[j])) || 1;
-      line.forEach((v, j) => { values[i * columns + j] = v / full; });
-    }
-    paint(canvas, count, columns, values, 1);
-  };
+  const paintMatrix = () => paint(canvas, count, columns, matrix.values, scale === "all" ? all : fulls);
   const mark = () => {
     const { x, y, left, top } = cell;
     const begin = over.row === undefined ? Math.max(0, over.column - g.start + 1) : over.row;
