@@ -209,7 +209,7 @@ def write_zoo(folder: Path, findings: Sequence[Finding]) -> None:
     refused = [f for f in built if f.refusal]
     parts += [
         "## Built, and nothing to explain",
-        "No relevance can flow in these, and no gradient does: `explain` refuses them with an error that says why.",
+        "No relevance can be followed through these: `explain` refuses them with an error that says why.",
         table(["zoo", "model", "class", "reason"], [[f.zoo, f.name, f.model, f.refusal] for f in refused])
         if refused
         else "None.",
