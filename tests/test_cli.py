@@ -110,8 +110,9 @@ def test_version():
 
 def test_without_its_packages_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
-    with pytest.raises(SystemExit, match=r"pip install 'dynamiclrp\[cli\]'"):
+    with pytest.raises(SystemExit, match=r"pip install 'dynamiclrp\[cli\]'") as ended:
         main()
+    assert ended.value.code == Code.PACKAGE
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,17 @@ def test_every_link_of_the_readme_leads_somewhere():
             assert (ROOT / link).exists(), link
 
 
+def test_every_number_of_the_readme_stands_in_the_table_it_links_to():
+    text = (ROOT / "README.md").read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|") and line.rstrip(" |").endswith(".md)")]
+    assert rows
+    for row in rows:
+        *cells, link = (cell.strip() for cell in row.strip("|").split("|"))
+        table = (ROOT / re.findall(r"\(([^)]+)\)", link)[0]).read_text("utf-8")
+        for number in re.findall(r"\d[\d,]*(?:\.\d+)?", " ".join(cells[1:])):
+            assert number in table, f"README says {number}, which {link} does not have: {row}"
+
+
 def test_the_pictures_are_what_their_script_draws(tmp_path):
     spec = importlib.util.spec_from_file_location("figures", ROOT / "docs/scripts/figures.py")
     assert spec and spec.loader

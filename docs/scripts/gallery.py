@@ -29,9 +29,9 @@ def pictures() -> dict[str, Any]:
     model, processor = image_model()
     asked = {"processor": processor, "classes": imagenet_classes()}
     return {
-        "answers": dlrp.explain_image(model, photo(), targets=["tripod", "binoculars"], preset="gamma", **asked),
+        "answers": dlrp.explain_image(model, photo(), targets=["tripod", "binoculars"], **asked),
         "presets": dlrp.explain_image(
-            model, photo(), target="tripod", presets=["gradient", "epsilon", "gamma", "epsilon-plus-flat"], **asked
+            model, photo(), target="tripod", presets=["gradient", "epsilon", "default", "epsilon-plus-flat"], **asked
         ),
     }
 
@@ -61,7 +61,7 @@ def table() -> dict[str, Any]:
         loss.backward()
         optimiser.step()
     row = torch.tensor([[1.2, -0.8, 0.9, -1.1]])
-    return {"table": dlrp.explain_table(net.eval(), row, columns=columns, preset="attnlrp")}
+    return {"table": dlrp.explain_table(net.eval(), row, columns=columns)}
 
 
 def curves() -> dict[str, Any]:
@@ -72,7 +72,7 @@ def curves() -> dict[str, Any]:
     with Image.open(photo()) as opened:
         x = processor(opened)[None]
     integrated = evaluate.Captum("IntegratedGradients", n_steps=16)
-    methods = {"gamma": "gamma", "integrated gradients": integrated, "gradient x input": "gradient", "random": "random"}
+    methods = {"default": "default", "integrated gradients": integrated, "gradient x input": "gradient", "random": "random"}
     return {"curves": evaluate.compare(model, x, methods=methods, unit=evaluate.Regions(14), fill="blur", step=8)}
 
 

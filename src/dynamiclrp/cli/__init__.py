@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+from .exits import Code
 
 _NEEDS = "The command line needs typer and rich: pip install 'dynamiclrp[cli]'"
 
@@ -13,7 +16,11 @@ def main() -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:
-        raise SystemExit(f"{_NEEDS} (missing: {error.name})") from None
+        message = f"{_NEEDS} (missing: {error.name})"
+        print(message, file=sys.stderr)
+        end = SystemExit(message)
+        end.code = Code.PACKAGE
+        raise end from None
     application()()
 
 

@@ -44,7 +44,7 @@ def run(
     from ..timing import measure
 
     check_out(out, (".json",))
-    presets = {name: preset_of(name) for name in preset or ("attnlrp", "gamma")}
+    presets = {name: preset_of(name) for name in preset or ("default", "attnlrp", "gamma")}
     with working(f"loading {model}"):
         loaded = load(model, device=device, dtype=dtype, random=random)
     inputs = loaded.example(text, shape, batch, tokens)

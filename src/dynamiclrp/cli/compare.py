@@ -60,7 +60,7 @@ def run(
     words = [*(text or []), *_lines(texts)]
     if bool(files) == bool(words):
         raise UserError(Code.USAGE, "give pictures, or texts", "For example: photos/*.jpg, or --text 'The capital is'")
-    methods = _methods(method or (["attnlrp", "gamma"] if files else ["attnlrp"]) + ["gradient", "random"])
+    methods = _methods(method or ["default", "gradient", "random"])
     with working(f"loading {model}"):
         loaded = load(model, device=device, dtype=dtype)
     data = _pictures(loaded, files[:limit]) if files else _tokens(loaded, words[:limit])

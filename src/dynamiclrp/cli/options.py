@@ -21,7 +21,7 @@ Preset = Annotated[
     typer.Option(
         "--preset",
         "-p",
-        help="Which rules: attnlrp, gamma, epsilon-plus, dynamic, …; with parameters: gamma,gamma=0.1",
+        help="Which rules: default, attnlrp, gamma, epsilon-plus, dynamic, …; with parameters: gamma,gamma=0.1",
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.")]

@@ -120,16 +120,11 @@ def tell(picture: Path | None = None, sentence: str = SENTENCE, question: str = 
     )
 
 
-def vision_preset() -> dlrp.Preset:
-    """Gamma with a flat first layer: for convolutional networks."""
-    return dlrp.preset("gamma", gamma=0.25) | {"first": dlrp.Flat()}
-
-
 def _photo(path: Path | None) -> tuple[Any, Test, Machine]:
     with step("loading EfficientNet-Lite0"):
         model, processor = image_model()
-    file, classes, preset = path or photo(), imagenet_classes(), vision_preset()
-    asked = {"processor": processor, "classes": classes, "preset": preset, "ledger": True}
+    file, classes = path or photo(), imagenet_classes()
+    asked = {"processor": processor, "classes": classes, "ledger": True}
     with step("explaining the photo: its first two answers, and the one rather than the other"):
         found: Any = dlrp.explain_image(model, file, targets=2, **asked)
         first, second = found
@@ -146,7 +141,7 @@ def _photo(path: Path | None) -> tuple[Any, Test, Machine]:
             model,
             x,
             methods={
-                OURS: preset,
+                OURS: "default",
                 GRADIENT: "gradient",
                 INTEGRATED: ev.Captum("IntegratedGradients", n_steps=16),
                 CHANCE: "random",
@@ -160,7 +155,7 @@ def _photo(path: Path | None) -> tuple[Any, Test, Machine]:
     return (
         pictures,
         test,
-        _machine("EfficientNet-Lite0", model, "gamma, flat first layer", preset, {_argument(model): x}),
+        _machine("EfficientNet-Lite0", model, {_argument(model): x}),
     )
 
 
@@ -186,7 +181,7 @@ def _text(sentence: str, question: str) -> tuple[Any, Any, Machine]:
             max_new_tokens=ANSWER_TOKENS,
             progress=False,
         )
-    return words, generation, _machine("SmolLM2-135M", model, "attnlrp", dlrp.preset("attnlrp"), dict(ids))
+    return words, generation, _machine("SmolLM2-135M", model, dict(ids))
 
 
 def _test(title: str, removed: str, measured: str, compared: Any) -> Test:
@@ -197,16 +192,16 @@ def _test(title: str, removed: str, measured: str, compared: Any) -> Test:
     return Test(title, removed, measured, tuple(curve(method) for method in (OURS, INTEGRATED, GRADIENT, CHANCE)))
 
 
-def _machine(name: str, model: Any, label: str, preset: dlrp.Preset, inputs: dict[str, Any]) -> Machine:
+def _machine(name: str, model: Any, inputs: dict[str, Any]) -> Machine:
     from ..cli.bench import contestants
     from ..cli.models import Loaded
 
-    calls = contestants(Loaded(name, model), inputs, {OURS: preset})
+    calls = contestants(Loaded(name, model), inputs, {OURS: "default"})
     with step(f"timing {name} beside a gradient"):
         costs = measure({key: calls[key] for key in (GRADIENT, OURS)}, repeats=ROUNDS, patience=8)
-    plans = [dlrp.inspect(model, **inputs, preset=which).plan for which in (preset, "dynamic")]
+    plans = [dlrp.inspect(model, **inputs, preset=which).plan for which in ("default", "dynamic")]
     assert plans[0] is not None and plans[1] is not None
-    return Machine(name, label, plans[0].statistics, plans[1].statistics, costs)
+    return Machine(name, "default", plans[0].statistics, plans[1].statistics, costs)
 
 
 def _argument(model: Any) -> str:
