@@ -58,9 +58,9 @@ def test_attention_written_out_is_split_between_weights_and_values(weights):
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_eager_equals_fused_attention(name, pure_float64):  # noqa: F811
     build, _ = LANGUAGE_MODELS[name]
-    preset = uneven(0.4, 0.3)
-    eager, fused = (run_language_model(build(kind), IDS, contrast, preset)[0] for kind in ATTENTION)
-    assert error(eager, fused) < 1e-9
+    for preset in (uneven(0.4, 0.3), "default"):
+        eager, fused = (run_language_model(build(kind), IDS, contrast, preset)[0] for kind in ATTENTION)
+        assert error(eager, fused) < 1e-9
 
 
 def test_halves_are_attnlrp_and_nothing_is_cp_lrp(pure_float64):  # noqa: F811
