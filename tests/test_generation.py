@@ -144,7 +144,12 @@ def test_save_and_load_bit_for_bit(made, tmp_path):
     back = dlrp.load(tmp_path / "g.safetensors")
     for name in ("matrix", "scores", "probabilities"):
         assert torch.equal(getattr(back, name), getattr(made, name))
-    assert (back.tokens, back.generated, back.start, back.about) == (made.tokens, made.generated, made.start, made.about)
+    assert (back.tokens, back.generated, back.start, back.about) == (
+        made.tokens,
+        made.generated,
+        made.start,
+        made.about,
+    )
     assert back.alternatives == made.alternatives and back.preset == made.preset
     assert back.html() == made.html() and repr(back) == repr(made)
 
