@@ -11,7 +11,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from report_text import CHOICE, HOW, INTRODUCTION, PAPER, PAPER_AREAS, PAPER_SPANS, ROWS, SPANS, SPANS_NOTE
+from report_text import (
+    CHOICE,
+    HOW,
+    INTRODUCTION,
+    PAPER,
+    PAPER_AREAS,
+    PAPER_SPANS,
+    RANDOMISATION,
+    ROWS,
+    SPANS,
+    SPANS_NOTE,
+)
 
 from dynamiclrp import evaluate as ev
 
@@ -158,12 +169,12 @@ def randomised(rows: dict[str, Row]) -> str:
         body = [
             [
                 f"**`{n}`**" if n == "default" else n if is_peer(n) else f"`{n}`",
-                *(f"{m[layer][0]:.2f}" for layer in shown),
+                *(f"{m[layer][0]:.2f} / {m[layer][3]:.2f}" for layer in shown),
             ]
             for n, m in row["methods"].items()
             if all(layer in m for layer in shown)
         ]
-        body.sort(key=lambda line: abs(float(line[-1])))
+        body.sort(key=lambda line: float(line[-1].split("/")[1]))
         text.append(f"### {row['title']}\n\n{facts(row)}\n\n{table(['method', *(f'`{s}`' for s in shown)], body)}")
     return "\n\n".join(text)
 
@@ -325,7 +336,7 @@ def main() -> None:
     if answers:
         parts += ["## Answers to questions", SPANS_NOTE, spans(answers)]
     if randomisations:
-        parts += ["## Parameter randomisation", randomised(randomisations)]
+        parts += ["## Parameter randomisation", RANDOMISATION, randomised(randomisations)]
     parts += ["## How to run them", HOW]
     if "trained" in found:
         parts.append(trained(found["trained"]["models"]))

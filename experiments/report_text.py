@@ -40,7 +40,7 @@ each data set; all other tables on this page come from inputs that the search ne
 | attention, A·v | 0.4 to the weights, 0.6 to the values | a flat optimum from 0.3 to 0.5; 0 (CP-LRP) is clearly worse |
 
 **What it is not best at.** A gamma of 0.02 on linear layers (`dlrp.preset("default") | {"linear": dlrp.Gamma(0.02)}`) was a
-little better on the ViT and on IMDb and a little worse on WikiText-2, all but MiniLM's within the intervals, at two to three
+little better on the ViT and on IMDb (by 2 % or so) and a little worse on WikiText-2 (by 3 %), at two to three
 times the cost of a gradient instead of about one: `default` stays cheap. In [question answering](#answers-to-questions) it
 makes more of a difference: there the explained logits sit on the answer's own tokens, and rules that keep relevance on the
 token it came from (`gamma`, `dynamic`) name an answer token first far more often than `default` does. Take `gamma` when the
@@ -63,6 +63,13 @@ Is the most relevant token of the context part of the answer? Tokens of the ques
 paper's table 1. The span model was fine-tuned on twelve articles of SQuAD's dev set only, so it is right less
 often than the paper's models; what it *did* answer (the predicted span) is the fair reference. An explanation that ignores the
 model and points at the predicted span would score 100 % here: read it beside the perturbation rows.
+"""
+
+RANDOMISATION = """
+An explanation must change when the model does (Adebayo et al. 2018). From the output down, layers get random weights; the table
+gives Spearman's rank correlation of relevance with that of the trained model after the named layer and all above it are
+random, signed / of magnitudes. Near 0 is good; a method that stays high (guided backpropagation, SmoothGrad) shows the picture
+rather than the model.
 """
 
 HOW = """

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from test_attnlrp import ATTENTION, IDS, LANGUAGE_MODELS, contrast, error, pure_float64, run_language_model  # noqa: F401
 
 import dynamiclrp as dlrp
 from dynamiclrp.rules import Split
+from test_attnlrp import ATTENTION, IDS, LANGUAGE_MODELS, contrast, error, pure_float64, run_language_model  # noqa: F401
 
 
 def uneven(gate: float, weights: float) -> dlrp.Preset:
