@@ -50,7 +50,8 @@ def best(row: Row, names: list[str]) -> str:
 
 
 def number(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < 2 else f"{value:.2f}"
+    text = f"{value:.3f}" if abs(value) < 2 else f"{value:.2f}"
+    return text.lstrip("-") if float(text) == 0 else text
 
 
 def interval(values: list[float]) -> str:
@@ -169,7 +170,7 @@ def randomised(rows: dict[str, Row]) -> str:
         body = [
             [
                 f"**`{n}`**" if n == "default" else n if is_peer(n) else f"`{n}`",
-                *(f"{m[layer][0]:.2f} / {m[layer][3]:.2f}" for layer in shown),
+                *(f"{m[layer][0] + 0.0:.2f} / {m[layer][3]:.2f}".replace("-0.00", "0.00") for layer in shown),
             ]
             for n, m in row["methods"].items()
             if all(layer in m for layer in shown)
@@ -280,7 +281,7 @@ def curves(row: Row, path: Path) -> None:
         ylabel=measure,
         title=f"{row['model']}: most relevant first (—), least relevant first (- -)",
     )
-    left.legend(fontsize=7, frameon=False)
+    left.legend(fontsize=7, framealpha=0.85, edgecolor="none")
     ordered = sorted(names, key=lambda n: row["methods"][n]["metrics"]["abpc"][0])
     values = [row["methods"][n]["metrics"]["abpc"] for n in ordered]
     paint = ["#0b6e4f" if n == "default" else "#c05621" if is_peer(n) else "#2b6cb0" for n in ordered]

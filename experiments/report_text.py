@@ -68,8 +68,8 @@ model and points at the predicted span would score 100 % here: read it beside th
 RANDOMISATION = """
 An explanation must change when the model does (Adebayo et al. 2018). From the output down, layers get random weights; the table
 gives Spearman's rank correlation of relevance with that of the trained model after the named layer and all above it are
-random, signed / of magnitudes. Near 0 is good; a method that stays high (guided backpropagation, SmoothGrad) shows the picture
-rather than the model.
+random, signed / of magnitudes. Near 0 is good; a method that stays high for long (guided backpropagation, SmoothGrad)
+shows the picture rather than the model.
 """
 
 HOW = """

@@ -148,6 +148,19 @@ def test_unknown_methods_are_named():
         options.chosen({"default": "default"}, Namespace(methods=["nonsense"]))
 
 
+def test_update_keeps_other_methods_of_the_same_inputs_only(tmp_path):
+    options = __import__("options")
+    out = tmp_path / "row.json"
+    options.write_json(out, {"setup": {"step": 2}, "methods": {"gamma": {"n": 3}, "DeepLift": {"n": 0, "error": "no"}}})
+    asked = Namespace(update=True, out=out)
+    assert set(options.earlier(asked, {"step": 2}, 3)) == {"gamma", "DeepLift"}
+    assert options.earlier(Namespace(update=False, out=out), {"step": 2}, 3) == {}
+    for setup, count in (({"step": 1}, 3), ({"step": 2}, 4)):
+        with pytest.raises(SystemExit, match="another setup"):
+            options.earlier(asked, setup, count)
+    assert list(tmp_path.iterdir()) == [out]  # no draft stays
+
+
 def test_windows_cut_a_text_without_rest_and_shuffle_by_seed():
     wiki = __import__("llama_wikipedia")
     found = wiki.windows(list(range(23)), 5, seed=3)
