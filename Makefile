@@ -3,6 +3,7 @@
 #   make demo    explain an image model and a language model, write demo.html
 #   make test    format, lint, types, tests (the documentation is built by them)
 #   make docs    the documentation as a site, in site/
+#   make bench   what explanations cost on this machine; BENCH='--models ...' chooses (minutes)
 #
 # Another interpreter: make test PYTHON=python3.12
 
@@ -13,7 +14,7 @@ OUT    ?= demo.html
 py  := $(VENV)/bin/python
 pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test docs clean
+.PHONY: demo test docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -29,6 +30,9 @@ test: $(VENV)/demo.stamp $(VENV)/test.stamp
 docs: $(VENV)/test.stamp
 	$(py) -m mkdocs build --strict --quiet
 	@echo "open $(CURDIR)/site/index.html"
+
+bench: $(VENV)/test.stamp
+	$(py) bench/speed.py --batches 1 $(BENCH)
 
 $(VENV)/base.stamp: constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else "dynamiclrp needs Python 3.10 to 3.13, %s is %d.%d: make PYTHON=..." % ((sys.executable,) + v))'

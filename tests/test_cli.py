@@ -288,6 +288,13 @@ def test_text_explains_a_label_and_shows_a_table(talker):
     assert "POSITIVE" in done.stdout and "film" in done.stdout
 
 
+def test_text_explains_several_words_or_by_several_presets(talker):
+    done = call("text", str(talker / "talker"), "the cat", "--top", "3", "--json")
+    assert done.exit_code == 0 and len(json.loads(done.stdout)) == 3, done.output
+    done = call("text", str(talker / "judge"), "a bad film", "-p", "attnlrp", "-p", "gamma", "--json")
+    assert done.exit_code == 0 and len(json.loads(done.stdout)) == 2, done.output
+
+
 def test_text_from_stdin(talker):
     done = testing.CliRunner().invoke(application(), ["text", str(talker / "talker"), "-", "--json"], input="the dog\n")
     assert done.exit_code == 0, done.output

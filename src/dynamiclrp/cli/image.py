@@ -7,7 +7,7 @@ import typer
 
 from .exits import Code, UserError, asking
 from .models import load
-from .options import Contrast, Debug, Device, Dtype, Json, Ledger, Model, Out, preset_of, target_of
+from .options import Contrast, Debug, Device, Dtype, Json, Ledger, Model, Out, Presets, Targets, Top, target_of, wanted
 from .output import RESULTS, check_out, finish, working
 
 EXAMPLES = """[bold]Examples[/]
@@ -24,14 +24,10 @@ dynamiclrp image torchvision:vgg16 photo.jpg -p attnlrp -p gamma -p gradient --o
 def run(
     model: Model,
     picture: Annotated[Path, typer.Argument(help="The picture's file.", show_default=False)],
-    target: Annotated[
-        list[str] | None, typer.Option("--target", "-t", help="Class to explain, by name or number; several in a row.")
-    ] = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Explain the first so many answers.")] = None,
+    target: Targets = None,
+    top: Top = None,
     contrast: Contrast = None,
-    preset: Annotated[
-        list[str] | None, typer.Option("--preset", "-p", help="Which rules; several are shown side by side.")
-    ] = None,
+    preset: Presets = None,
     classes: Annotated[Path | None, typer.Option(help="File with the classes' names, one a line.")] = None,
     ledger: Ledger = False,
     device: Device = "auto",
@@ -47,12 +43,7 @@ def run(
     check_out(out, RESULTS)
     if not picture.is_file():
         raise UserError(Code.INPUT, f"{picture}: no such file", "Give the path of a picture")
-    if top is not None and target:
-        raise UserError(Code.USAGE, "--top and --target exclude each other")
-    rules = [preset_of(text) for text in preset or ()]
-    wanted = [target_of(text) for text in target or ()]
-    if len(rules) > 1 and (len(wanted) > 1 or top):
-        raise UserError(Code.USAGE, "several presets and several targets", "Vary one of them at a time")
+    asked = wanted(target, top, preset)
     names = _names(classes)
     try:
         shown = open_picture(picture)
@@ -60,7 +51,6 @@ def run(
         raise UserError(Code.INPUT, str(error), "Give a picture, such as a JPEG or PNG file") from None
     with working(f"loading {model}"):
         loaded = load(model, device=device, dtype=dtype)
-    many = wanted if len(wanted) > 1 else top
     with working("explaining"), asking():
         result = explain_image(
             loaded.model,
@@ -69,8 +59,7 @@ def run(
             processor=loaded.processor,
             classes=names or loaded.classes,
             ledger=ledger,
-            **({"targets": many} if many else {"target": wanted[0] if wanted else None}),
-            **({"presets": rules} if len(rules) > 1 else {"preset": rules[0]} if rules else {}),
+            **asked,
         )
     finish(result, json, out)
 

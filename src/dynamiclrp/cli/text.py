@@ -7,7 +7,7 @@ import typer
 
 from .exits import Code, UserError, asking
 from .models import Loaded, load
-from .options import Contrast, Debug, Device, Dtype, Json, Ledger, Model, Out, Preset, chosen, target_of
+from .options import Contrast, Debug, Device, Dtype, Json, Ledger, Model, Out, Presets, Targets, Top, target_of, wanted
 from .output import RESULTS, check_out, finish, working
 
 EXAMPLES = """[bold]Examples[/]
@@ -15,6 +15,8 @@ EXAMPLES = """[bold]Examples[/]
 dynamiclrp text gpt2 "The capital of France is"
 
 dynamiclrp text distilbert-base-uncased-finetuned-sst-2-english "A fine film" --target POSITIVE --out why.html
+
+dynamiclrp text gpt2 "The capital of France is" --top 3 --out words.html
 
 dynamiclrp text bert-base-uncased "The capital of France is [MASK]." --contrast London
 
@@ -25,14 +27,13 @@ def run(
     model: Model,
     text: Annotated[str, typer.Argument(help="The text; - reads it from stdin.", show_default=False)],
     context: Annotated[str | None, typer.Option(help="A second text: the passage that a question is about.")] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Label, word or id to explain; by default the model's own answer.")
-    ] = None,
+    target: Targets = None,
+    top: Top = None,
     contrast: Contrast = None,
     token: Annotated[str | None, typer.Option(help="Which token, for models that answer token by token.")] = None,
     task: Annotated[str | None, typer.Option(help="What the model does; by default found from its class.")] = None,
     prefix: Annotated[str, typer.Option(help="What the decoder has said already (encoder-decoder models).")] = "",
-    preset: Preset = None,
+    preset: Presets = None,
     ledger: Ledger = False,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -44,7 +45,7 @@ def run(
     from .. import explain_text
 
     check_out(out, RESULTS)
-    rules = chosen(preset)
+    asked = wanted(target, top, preset)
     words = read(text)
     loaded = load_text(model, device, dtype)
     with working("explaining"), asking():
@@ -52,13 +53,12 @@ def run(
             loaded.model,
             loaded.tokenizer,
             words if context is None else (words, context),
-            target=target_of(target),
             contrast=target_of(contrast),
             token=target_of(token),
             task=task,
             prefix=prefix,
             ledger=ledger,
-            **rules,
+            **asked,
         )
     finish(result, json, out)
 
