@@ -82,15 +82,23 @@ class Saved:
         return self.node._input_metadata[0].device
 
 
-def is_checkpointed(node: Any) -> bool:
-    """Was the node made under `torch.utils.checkpoint` (non-reentrant)? Then its values are recomputed when read."""
-    raws = [getattr(node, "_raw_saved_" + name, None) for name in saved_tensor_names(type(node))]
-    hooks = [getattr(raw, "unpack_hook", None) for raw in raws]  # what was not saved has none
-    return any("_checkpoint_hook" in getattr(hook, "__qualname__", "") for hook in hooks)
+can_recompute_twice = GraphExecGroup is not None
+
+
+def checkpoint_mark(node: Any) -> Any:
+    """Of a node made under `torch.utils.checkpoint` (non-reentrant): what tells its region from others; else None.
+
+    Its values are recomputed when they are read, with those of its region.
+    """
+    for name in saved_tensor_names(type(node)):
+        hook = getattr(getattr(node, "_raw_saved_" + name, None), "unpack_hook", None)  # what was not saved has none
+        if hook is not None and "_checkpoint_hook" in getattr(hook, "__qualname__", ""):
+            return hook
+    return None
 
 
 def read_ahead(nodes: Sequence[Any]) -> list[dict[str, Any]]:
-    """All saved tensors of checkpointed nodes, each read once, with one recomputation per region (newer torch)."""
+    """All saved tensors of checkpointed nodes of one region, each read once, with one recomputation (newer torch)."""
     with GraphExecGroup() if GraphExecGroup is not None else nullcontext():
         return [{name: getattr(Saved(node), name) for name in saved_tensor_names(type(node))} for node in nodes]
 

@@ -15,118 +15,19 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .capture import Saved, is_checkpointed, leaf_value, output_shape, read_ahead, read_error, refuse_nested
+from .capture import output_shape, read_error, refuse_nested
 from .errors import UnsupportedTensorError
 from .graph import Graph
 from .ops import Op
 from .ops.fused import kernel
 from .ops.normalise import batch_norm_affine
-from .ops.table import unbroadcast
 from .plan import Plan
-from .promise import OUTPUT, Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
 from .rules.base import OUT, Grads, divide, reduce_to, sign
 from .step import FOLD_BIAS, Step
 from .targets import Seed
+from .values import Values
 
 _PIECE = 1 << 24  # elements of a weight whose magnitudes are taken at once
-
-
-class Values:
-    """Promises fulfilled: each value is computed once, when first needed, and let go after its last use."""
-
-    def __init__(
-        self, plan: Plan, graph: Graph, outputs: Sequence[Tensor], keep: bool = False, batched: bool = False
-    ) -> None:
-        self.plan, self.graph, self.outputs, self.keep, self.batched = plan, graph, outputs, keep, batched
-        self.left = dict(plan.uses)
-        self.scratch: dict[Any, Any] = {}  # what is needed again, by the same node or by others
-        checkpointed = [node for node in plan.touched if is_checkpointed(graph.handles[node])]
-        ahead = read_ahead([graph.handles[node] for node in checkpointed]) if checkpointed else []
-        self._ahead = dict(zip(checkpointed, ahead))
-        for node, names in plan.extras:  # a replay may come after its node's turn, when what it saved is freed
-            if node not in self._ahead:
-                saved = Saved(graph.handles[node])
-                self._ahead[node] = {name: getattr(saved, name) for name in names}
-        # What other nodes saved must be read now: a backward pass frees it node by node.
-        self.ready: dict[Key, Any] = {
-            key: self._fetch(source) for key, source in plan.sources.items() if not source.operands
-        }
-
-    def saved(self, node: int) -> Saved:
-        """What a node saved."""
-        return Saved(self.graph.handles[node], self._ahead.get(node), self.scratch)
-
-    def take(self, key: Key) -> Any:
-        """The value of a tensor; it counts as one of the uses that the plan foresaw."""
-        stack = [key]
-        while stack:  # a loop, since chains may be longer than Python's stack
-            current = stack[-1]
-            if current in self.ready:
-                stack.pop()
-                continue
-            source = self.plan.sources[current]
-            missing = [operand for operand in source.operands if operand not in self.ready]
-            if missing:
-                stack += missing
-                continue
-            self.ready[current] = self._build(source)
-            stack.pop()
-        value = self.ready[key]
-        self._release(key)
-        return value
-
-    def peek(self, key: Key) -> Any:
-        """The value of a tensor, out of turn, or None if it is lost; only where values are kept to the end."""
-        assert self.keep
-        return self.take(key) if key in self.ready or key in self.plan.sources else None
-
-    def _release(self, key: Key) -> None:
-        self.left[key] = self.left.get(key, 0) - 1
-        if self.left[key] == 0 and not self.keep:
-            del self.ready[key]
-
-    def _fetch(self, source: Source) -> Any:
-        match source:
-            case Kept(holder, attribute):
-                return getattr(self.saved(holder), attribute)
-            case Leaf(node):
-                return leaf_value(self.graph.handles[node])
-            case Given(number):
-                return self.outputs[number].detach()
-            case Recorded(node, position):
-                call = self.graph.calls[node]
-                return call.value if position == OUTPUT else call.constant(position)
-            case Absent():
-                return None
-        return self._build(source)
-
-    def _build(self, source: Source) -> Any:
-        operands = [self.ready[operand] for operand in source.operands]
-        match source:
-            case Replay(node, number, _, recorded):
-                op = self.graph.op(node)
-                made = self.graph.calls[node].replay(operands) if recorded else op.forward(self.saved(node), *operands)
-                value = made if isinstance(made, Tensor) else made[number]
-            case Rest(node, position):
-                op = self.graph.op(node)
-                total, other = operands
-                if isinstance(other, Tensor) and other.dtype is torch.bool:  # torch adds masks, but subtracts none
-                    other = other.to(total.dtype)
-                factors = op.weights(self.saved(node))
-                value = total - (other if factors[1 - position] == 1 else factors[1 - position] * other)
-                if factors[position] != 1:
-                    value = value / factors[position]
-                ref = self.graph.operand(node, position)
-                value = unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
-            case Undo(node):
-                op, saved, ref = self.graph.op(node), self.saved(node), self.graph.operand(node, 0)
-                shape = output_shape(self.graph.handles[ref[0]], ref[1])
-                value = op.join(saved, operands) if op.join else op.undo(saved, operands[0], shape)
-            case _:
-                return self._fetch(source)
-        for operand in source.operands:
-            self._release(operand)
-        return value
 
 
 class Here:
@@ -361,9 +262,13 @@ def run(
             ]
             values = Values(plan, graph, outputs, keep=watch is not None, batched=batched)
             device = outputs[0].device.type
+            for node in values.regions:  # read before its own backward frees it
+                handles.append(graph.handles[node].register_prehook(_turn(values.saved, node)))
             for step in plan.hooked if watch is None else plan.steps:
                 if step.rule.device in (None, device) or step.convert or step.multiply or watch is not None:
                     _attach(step, graph.handles[step.node], values, handles, watch)
+            for node in values.regions:  # and let go after the rules
+                handles.append(graph.handles[node].register_hook(_turn(values.had_its_turn, node)))
             found = torch.autograd.grad(
                 outputs, edges, starts, retain_graph=retain_graph, allow_unused=True, is_grads_batched=batched
             )
@@ -400,6 +305,15 @@ def _attach(step: Step, node: Any, values: Values, handles: list[Any], watch: An
     ):
         if hook is not None:
             handles.append(register(hook))
+
+
+def _turn(what: Callable[[int], Any], node: int) -> Callable[..., None]:
+    """A hook that changes nothing."""
+
+    def hook(*grads: Any) -> None:
+        what(node)
+
+    return hook
 
 
 def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:

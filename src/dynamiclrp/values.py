@@ -1,0 +1,162 @@
+"""Promises fulfilled: where a plan says that a value comes from, there it is fetched, once, and let go after its last use.
+
+In: a plan, a graph of its signature, the outputs. It knows sources, never rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .capture import Saved, can_recompute_twice, checkpoint_mark, leaf_value, output_shape, read_ahead
+from .graph import Graph
+from .ops.table import unbroadcast
+from .plan import Plan
+from .promise import OUTPUT, Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
+
+
+@dataclass
+class Region:
+    """Nodes that one checkpoint recomputes together, as far as their values are read."""
+
+    nodes: list[int]
+    read: bool = False
+    done: int = 0
+
+
+class Values:
+    """Promises fulfilled: each value is computed once, when first needed, and let go after its last use."""
+
+    def __init__(
+        self, plan: Plan, graph: Graph, outputs: Sequence[Tensor], keep: bool = False, batched: bool = False
+    ) -> None:
+        self.plan, self.graph, self.outputs, self.keep, self.batched = plan, graph, outputs, keep, batched
+        self.left = dict(plan.uses)
+        self.scratch: dict[Any, Any] = {}  # what is needed again, by the same node or by others
+        self.ready: dict[Key, Any] = {}
+        self._ahead: dict[int, dict[str, Any]] = {}  # saved tensors that were read before their node's turn
+        self.regions = self._find_regions()
+        for node, names in plan.extras:  # a replay may come after its node's turn, when what it saved is freed
+            if node not in self.regions:
+                saved = Saved(graph.handles[node])
+                self._ahead[node] = {name: getattr(saved, name) for name in names}
+        for key, source in plan.sources.items():
+            # What other nodes saved must be read now: a backward pass frees it node by node.
+            if not source.operands and not (isinstance(source, Kept) and source.holder in self.regions):
+                self.ready[key] = self._fetch(source)
+
+    def _find_regions(self) -> dict[int, Region]:
+        """Checkpointed regions by node. Older torch cannot recompute one of them twice in a backward pass: read all now."""
+        found: dict[Any, Region] = {}
+        regions = {}
+        for node in self.plan.touched:
+            mark = checkpoint_mark(self.graph.handles[node])
+            if mark is not None:
+                regions[node] = found.setdefault(mark, Region([]))
+                regions[node].nodes.append(node)
+        if can_recompute_twice:
+            return regions
+        for region in found.values():
+            self._read(region)
+        return {}
+
+    def saved(self, node: int) -> Saved:
+        """What a node saved."""
+        if self.regions and node in self.regions and not self.regions[node].read:
+            self._read(self.regions[node])
+        return Saved(self.graph.handles[node], self._ahead.get(node), self.scratch)
+
+    def _read(self, region: Region) -> None:
+        """Recompute a checkpointed region and keep what its nodes saved, until they have all had their turn."""
+        region.read = True
+        nodes = region.nodes
+        self._ahead.update(zip(nodes, read_ahead([self.graph.handles[node] for node in nodes])))
+        for key, source in self.plan.sources.items():
+            if isinstance(source, Kept) and source.holder in nodes and (self.keep or self.left.get(key)):
+                self.ready.setdefault(key, self._ahead[source.holder][source.attribute])
+
+    def had_its_turn(self, node: int) -> None:
+        """A node of a checkpointed region is done; after the last of them, keep only what replays still need."""
+        region = self.regions[node]
+        region.done += 1
+        if region.done == len(region.nodes) and not self.keep:
+            extras = dict(self.plan.extras)
+            for member in region.nodes:
+                read = self._ahead.pop(member, {})
+                self._ahead[member] = {name: read[name] for name in extras.get(member, ()) if name in read}
+
+    def take(self, key: Key) -> Any:
+        """The value of a tensor; it counts as one of the uses that the plan foresaw."""
+        stack = [key]
+        while stack:  # a loop, since chains may be longer than Python's stack
+            current = stack[-1]
+            if current in self.ready:
+                stack.pop()
+                continue
+            source = self.plan.sources[current]
+            missing = [operand for operand in source.operands if operand not in self.ready]
+            if missing:
+                stack += missing
+                continue
+            self.ready[current] = self._build(source)
+            stack.pop()
+        value = self.ready[key]
+        self._release(key)
+        return value
+
+    def peek(self, key: Key) -> Any:
+        """The value of a tensor, out of turn, or None if it is lost; only where values are kept to the end."""
+        assert self.keep
+        return self.take(key) if key in self.ready or key in self.plan.sources else None
+
+    def _release(self, key: Key) -> None:
+        self.left[key] = self.left.get(key, 0) - 1
+        if self.left[key] == 0 and not self.keep:
+            del self.ready[key]
+
+    def _fetch(self, source: Source) -> Any:
+        match source:
+            case Kept(holder, attribute):
+                return getattr(self.saved(holder), attribute)
+            case Leaf(node):
+                return leaf_value(self.graph.handles[node])
+            case Given(number):
+                return self.outputs[number].detach()
+            case Recorded(node, position):
+                call = self.graph.calls[node]
+                return call.value if position == OUTPUT else call.constant(position)
+            case Absent():
+                return None
+        return self._build(source)
+
+    def _build(self, source: Source) -> Any:
+        operands = [self.ready[operand] for operand in source.operands]
+        match source:
+            case Replay(node, number, _, recorded):
+                op = self.graph.op(node)
+                made = self.graph.calls[node].replay(operands) if recorded else op.forward(self.saved(node), *operands)
+                value = made if isinstance(made, Tensor) else made[number]
+            case Rest(node, position):
+                op = self.graph.op(node)
+                total, other = operands
+                if isinstance(other, Tensor) and other.dtype is torch.bool:  # torch adds masks, but subtracts none
+                    other = other.to(total.dtype)
+                factors = op.weights(self.saved(node))
+                value = total - (other if factors[1 - position] == 1 else factors[1 - position] * other)
+                if factors[position] != 1:
+                    value = value / factors[position]
+                ref = self.graph.operand(node, position)
+                value = unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
+            case Undo(node):
+                op, saved, ref = self.graph.op(node), self.saved(node), self.graph.operand(node, 0)
+                shape = output_shape(self.graph.handles[ref[0]], ref[1])
+                value = op.join(saved, operands) if op.join else op.undo(saved, operands[0], shape)
+            case _:
+                return self._fetch(source)
+        for operand in source.operands:
+            self._release(operand)
+        return value
