@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import dynamiclrp as dlrp
+from dynamiclrp.coverage.case import mend_torchvision
 
+mend_torchvision()  # which transformers imports where it finds it
 FOLDER = Path(__file__).resolve().parents[1] / "experiments"
 
 
@@ -229,3 +231,95 @@ def test_a_wrong_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", "--model", "vit-cifar10", "--out", "y.json"])
     with pytest.raises(SystemExit, match="goes with --local"):
         script.main()
+
+
+# ----------------------------------------------------------------------------------------------------- questions, end to end
+
+CONTEXT = "long ago Rome was ruled by seven kings and later by consuls"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *dict.fromkeys(["who", "ruled", "rome", *CONTEXT.lower().split()])]
+
+
+@pytest.fixture
+def tokenizer():
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    found = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    found.normalizer = tokenizers.normalizers.Lowercase()
+    found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    found.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=found,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        eos_token="[SEP]",
+    )
+
+
+@pytest.fixture
+def question():
+    texts = __import__("texts")
+    return texts.Question("who ruled Rome", CONTEXT, (("seven kings", 27), ("kings", 33)), "Force")
+
+
+def test_a_span_model_from_questions_to_result_file(tokenizer, tmp_path, monkeypatch):
+    import gzip
+
+    transformers = pytest.importorskip("transformers")
+    script = __import__("squad")
+    (tmp_path / "squad").mkdir()
+    qas = [{"question": "who ruled Rome", "answers": [{"text": "kings", "answer_start": 33}], "is_impossible": False}]
+    qas.append({"question": "who ruled Athens", "answers": [], "is_impossible": True})
+    article = {"title": "Force", "paragraphs": [{"context": CONTEXT, "qas": qas}]}
+    with gzip.open(tmp_path / "squad" / "dev.json.gz", "wt") as stream:
+        json.dump({"data": [article, {**article, "title": "Normans"}]}, stream)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    model = transformers.BertForQuestionAnswering(config).eval()
+    monkeypatch.setattr(script, "minilm_for", lambda task, options: (model, tokenizer))
+    out = tmp_path / "squad.json"
+    command = f"x --local --data {tmp_path} --model minilm --device cpu --out {out} --methods default random".split()
+    monkeypatch.setattr(sys, "argv", command)
+    script.main()
+    found = json.loads(out.read_text())
+    assert found["kind"] == "spans" and found["note"].startswith("1 questions")  # held out and answerable
+    assert set(found["methods"]["default"]["metrics"]) >= {"tgs", "tps", "predicted_iou"}
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_answers_of_generating_models_are_found_in_their_text(kind, tokenizer, question, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    script = __import__("squad")
+    ev = __import__("dynamiclrp.evaluate", fromlist=["evaluate"])
+    torch.manual_seed(0)
+    if kind == "decoder":
+        config = transformers.LlamaConfig(
+            vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        )
+        model = transformers.LlamaForCausalLM(config).eval()
+    else:
+        config = transformers.T5Config(
+            vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+        )
+        model = transformers.T5ForConditionalGeneration(config).eval()
+    said = [WORDS.index("seven"), WORDS.index("kings"), 3]
+
+    def generate(ids, **options):
+        return torch.cat([ids if kind == "decoder" else torch.zeros(1, 1, dtype=torch.long), torch.tensor([said])], 1)
+
+    monkeypatch.setattr(model, "generate", generate)
+    ask = script.ask_decoder if kind == "decoder" else script.ask_t5
+    found = ask(model, tokenizer, question, "cpu")
+    tokens = tokenizer.convert_ids_to_tokens(found.inputs["input_ids"][0].tolist())
+    start, end = found.predicted[0].tolist()
+    assert tokens[start : end + 1] == ["seven", "kings"] and found.texts == ["seven kings"]
+    assert [tokens[s : e + 1] for s, e in found.gold[0].tolist()] == [["seven", "kings"], ["kings"]]
+    assert [t for t, yes in zip(tokens, found.allowed[0].tolist()) if yes] == CONTEXT.lower().split()
+    relevance = ev.relevance_of("default", model, found.inputs, found.targets)
+    assert relevance.shape == found.inputs["input_ids"].shape and bool(relevance.abs().sum() > 0)
+    said[0] = WORDS.index("who")  # not in the text
+    assert ask(model, tokenizer, question, "cpu") is None
