@@ -72,7 +72,12 @@ def curves() -> dict[str, Any]:
     with Image.open(photo()) as opened:
         x = processor(opened)[None]
     integrated = evaluate.Captum("IntegratedGradients", n_steps=16)
-    methods = {"default": "default", "integrated gradients": integrated, "gradient x input": "gradient", "random": "random"}
+    methods = {
+        "default": "default",
+        "integrated gradients": integrated,
+        "gradient x input": "gradient",
+        "random": "random",
+    }
     return {"curves": evaluate.compare(model, x, methods=methods, unit=evaluate.Regions(14), fill="blur", step=8)}
 
 
