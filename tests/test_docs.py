@@ -123,6 +123,18 @@ def test_every_number_of_the_readme_stands_in_the_table_it_links_to():
             assert number in table, f"README says {number}, which {link} does not have: {row}"
 
 
+def test_the_whole_paper_is_mapped_to_code():
+    text = (ROOT / "docs/paper.md").read_text("utf-8")
+    counts = {"Definition": 5, "Theorem": 1, "Proposition": 2, "Algorithm": 4, "Table": 6, "Figure": 3}
+    wanted = {f"{what} {n}" for what, last in counts.items() for n in range(1, last + 1)}
+    assert {name for name in wanted if not re.search(rf"\b{name}\b", text)} == set()
+    equations = set()
+    for first, last in re.findall(r"\beq\. (\d)(?:–(\d))?", text):
+        equations |= set(range(int(first), int(last or first) + 1))
+    assert equations == set(range(1, 10))
+    assert all(re.search(rf"^\| {letter}[,.]", text, re.MULTILINE) for letter in "ABCDEF")
+
+
 def test_the_pictures_are_what_their_script_draws(tmp_path):
     spec = importlib.util.spec_from_file_location("figures", ROOT / "docs/scripts/figures.py")
     assert spec and spec.loader
