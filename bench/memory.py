@@ -21,11 +21,14 @@ import methods
 from dynamiclrp.timing import measure
 from models import build
 
-TOKENS, TARGETS = 4096, 16
+FLOOR = "gradient x input"
+TARGETS = 16
+SIZES = {"cuda": {"tokens": 4096}, "cpu": {"tokens": 256, "layers": 8}}
 
 
-def less_memory() -> dict[str, dict[str, float]]:
-    model, inputs = build("Llama-3.2-1B bf16, 512 tokens", 1, "cuda", tokens=TOKENS)
+def less_memory(device: str) -> dict[str, dict[str, float]]:
+    name = "Llama-3.2-1B bf16, 512 tokens" if device == "cuda" else "a small Llama"
+    model, inputs = build(name, 1, device, **SIZES[device])
 
     def offloaded(call: Callable[[], object]) -> Callable[[], object]:
         def run() -> object:
@@ -34,47 +37,56 @@ def less_memory() -> dict[str, dict[str, float]]:
 
         return run
 
-    plain = {"gradient x input": methods.gradient(model, inputs), "attnlrp": methods.ours(model, inputs, "attnlrp")}
-    calls = plain | {f"{name}, saved tensors on the CPU": offloaded(call) for name, call in plain.items()}
-    costs = measure(calls, repeats=3, patience=10)
+    presets = ("attnlrp", "gamma", "dynamic") if device == "cpu" else ("attnlrp",)
+    plain = {FLOOR: methods.gradient(model, inputs)} | {p: methods.ours(model, inputs, p) for p in presets}
+    moved = {f"{label}, saved tensors on the CPU": offloaded(call) for label, call in plain.items()}
+    costs = measure(plain | (moved if device == "cuda" else {}), repeats=3, patience=10)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()  # transformers checkpoints in training mode alone; this model has no dropout
-    costs |= measure({f"{name}, checkpointed": call for name, call in plain.items()}, repeats=3, patience=10)
+    costs |= measure({f"{label}, checkpointed": call for label, call in plain.items()}, repeats=3, patience=10)
     return {
-        name: {"milliseconds": round(c.milliseconds, 2), "peak MiB": round(c.peak_bytes / 2**20, 1)}
-        for name, c in costs.items()
+        label: {
+            "milliseconds": round(cost.milliseconds, 2),
+            "peak MiB": round(cost.peak_bytes / 2**20, 1),
+            "ratio": round(cost.milliseconds / costs[FLOOR].milliseconds, 2),
+        }
+        for label, cost in costs.items()
     }
 
 
-def many_targets() -> dict[str, float]:
-    model, inputs = build("ViT-b-16", 1, "cuda")
+def many_targets(device: str) -> dict[str, float]:
+    model, inputs = build("ViT-b-16", 1, device)
     x, targets = inputs["x"], list(range(TARGETS))
-    eager, graph = dlrp.Explainer(model), dlrp.Explainer(model, cuda_graph=True)
+    eager, graph = dlrp.Explainer(model, "attnlrp"), dlrp.Explainer(model, "attnlrp", cuda_graph=True)
     calls: dict[str, Callable[[], object]] = {
         "one explanation": lambda: eager(x, target=0),
         f"{TARGETS} explanations, one by one": lambda: [eager(x, target=t) for t in targets],
         "targets=[…], one backward each": lambda: list(eager.each(x, targets=targets, at_once=1)),
         "targets=[…], 8 in a backward (the default)": lambda: list(eager.each(x, targets=targets)),
         "targets=[…], all in one backward": lambda: list(eager.each(x, targets=targets, at_once=TARGETS)),
-        "targets=[…], CUDA graph": lambda: list(graph.each(x, targets=targets)),
     }
+    if device == "cuda":
+        calls["targets=[…], CUDA graph"] = lambda: list(graph.each(x, targets=targets))
     return {name: round(cost.milliseconds, 2) for name, cost in measure(calls, repeats=5, patience=10).items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    sizes = ", ".join(f"{n:,} {what}" for what, n in SIZES[options.device].items())
+    model = "Llama-3.2-1B in bf16" if options.device == "cuda" else "A small Llama (width 256) in float32"
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
-        "machine": torch.cuda.get_device_name(),
+        "machine": torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU cores",
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "what": f"Llama-3.2-1B in bf16, {TOKENS:,} tokens",
+        "what": f"{model}, {sizes}",
         "number": TARGETS,
-        "targets": many_targets(),
+        "rows": less_memory(options.device),
     }
-    print(json.dumps(results["targets"], indent=1), flush=True)
-    results["rows"] = less_memory()
+    if options.device == "cuda":
+        results["targets"] = many_targets(options.device)
     print(json.dumps(results["rows"], indent=1))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")

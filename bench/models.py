@@ -15,7 +15,6 @@ Built = tuple[nn.Module, dict[str, Any]]
 
 def _vision(name: str) -> Callable[[int], Built]:
     def build(batch: int) -> Built:
-        mend_torchvision()
         import torchvision
 
         return getattr(torchvision.models, name)(weights=None), {"x": torch.randn(batch, 3, 224, 224)}
@@ -41,6 +40,17 @@ def llama(batch: int, tokens: int = 512, layers: int = 16) -> Built:
         num_key_value_heads=8, head_dim=64, rms_norm_eps=1e-5, max_position_embeddings=131072, tie_word_embeddings=True,
     )  # fmt: skip
     inputs = {"inputs_embeds": 0.02 * torch.randn(batch, tokens, 2048), "use_cache": False, "logits_to_keep": 1}
+    return LlamaForCausalLM(config), inputs
+
+
+def small_llama(batch: int, tokens: int = 512, layers: int = 8) -> Built:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=1000, hidden_size=256, intermediate_size=688, num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=4,
+    )  # fmt: skip
+    inputs = {"inputs_embeds": 0.02 * torch.randn(batch, tokens, 256), "use_cache": False, "logits_to_keep": 1}
     return LlamaForCausalLM(config), inputs
 
 
@@ -75,12 +85,14 @@ MODELS: dict[str, tuple[Callable[..., Built], torch.dtype, tuple[str, ...]]] = {
     "Flan-T5-large, 384 tokens": (flan_t5, torch.float32, ("attnlrp", "dynamic")),
     "Mamba-130m, 64 tokens": (mamba, torch.float32, ("attnlrp",)),
 }
+SMALL = {"a small Llama": (small_llama, torch.float32, ("attnlrp", "gamma", "dynamic"))}
 
 
 def build(name: str, batch: int, device: str, **sizes: int) -> Built:
     """The model in eval mode with frozen parameters, and its inputs, on a device."""
+    mend_torchvision()
     torch.manual_seed(0)
-    make, dtype, _ = MODELS[name]
+    make, dtype, _ = (MODELS | SMALL)[name]
     with torch.device(device):
         model, inputs = make(batch, **sizes)
     model = model.eval().requires_grad_(False).to(device, dtype)

@@ -190,18 +190,16 @@ def main() -> None:
         parts.append(
             f"## How it grows\n\n{made_on(scaling)}. Llama-3.2-1B in bf16, batch 1; 512 tokens where depth and batch grow.\n\n![Time and memory against tokens, layers and batch](performance/scaling.png)\n\n{growth(scaling)}\n"
         )
-    memory = load("memory_h200.json")
+    memory, small = load("memory_h200.json"), load("memory_cpu.json")
+    parts.append("## Less memory: checkpointing and offloading\n")
+    for found in filter(None, (memory, small)):
+        timed = "H200" in found["machine"]
+        lines = [f"| | {'ms' if timed else 'time / gradient x input'} | peak MiB |", "|---|---:|---:|"]
+        for label, row in found["rows"].items():
+            cost = f"{row['milliseconds']:.1f}" if timed else f"{row['ratio']:.2f}"
+            lines.append(f"| {label} | {cost} | {row['peak MiB']:,.1f} |")
+        parts.append(f"{made_on(found)}. {found['what']}.\n\n" + "\n".join(lines) + "\n")
     if memory:
-        lines = ["| | ms | peak MiB |", "|---|---:|---:|"]
-        lines += [
-            f"| {label} | {row['milliseconds']:.1f} | {row['peak MiB']:,.0f} |" for label, row in memory["rows"].items()
-        ]
-        parts.append(
-            "## Less memory: checkpointing and offloading\n\n"
-            + f"{made_on(memory)}. {memory['what']}.\n\n"
-            + "\n".join(lines)
-            + "\n"
-        )
         lines = ["| | ms |", "|---|---:|"] + [
             f"| {label} | {value:.1f} |" for label, value in memory["targets"].items()
         ]
