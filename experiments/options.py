@@ -41,9 +41,7 @@ def parser(description: str | None, models: Sequence[str] = (), limit: int | Non
     found.add_argument("--update", action="store_true", help="keep the other methods of an earlier run in --out")
     found.add_argument("--candidates", action="store_true", help="the candidates for `default` too")
     found.add_argument("--only-candidates", action="store_true", help="the candidates for `default` alone")
-    found.add_argument(
-        "--half", action="store_true", help="score perturbed inputs in bfloat16 (CUDA); explain in float32"
-    )
+    found.add_argument("--half", action="store_true", help="score perturbed inputs in bfloat16; explain in float32")
     found.add_argument("--seed", type=int, default=0)
     return found
 
@@ -51,10 +49,11 @@ def parser(description: str | None, models: Sequence[str] = (), limit: int | Non
 def half_when_scoring(model: nn.Module) -> nn.Module:
     """Forward passes without gradients run under bfloat16 autocast; those that are explained stay in full precision."""
     entered: list[Any] = []
+    kind = next(model.parameters()).device.type
 
     def enter(module: nn.Module, args: Any) -> Any:
         scoring = not torch.is_grad_enabled()
-        context = torch.autocast("cuda", torch.bfloat16, enabled=scoring)
+        context = torch.autocast(kind, torch.bfloat16, enabled=scoring)
         context.__enter__()
         entered.append(context)
         if scoring and args and isinstance(args[0], torch.Tensor) and args[0].dim() == 4:

@@ -5,8 +5,9 @@
     python experiments/squad.py --local --data DIR --model smollm2 --out docs/results/smollm2_squad.json
 
 Answerable questions only; tokens of the question (and of the prompt) are masked out of the ranking. Span models are
-explained for their start and end logits, generating models for the first token of their answer. Locally the questions
-come from four articles that the span model never saw. TGS, TPS: is the top token in a gold span, in the predicted span?
+explained for their start and end logits (`--curves`: perturbation curves of those), generating models for the first token
+of their answer. Locally the questions come from four articles that the span model never saw. TGS, TPS: is the top token in a
+gold span, in the predicted span?
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from options import about, chosen, earlier, parser, write_json
+from options import about, chosen, earlier, half_when_scoring, parser, write_comparison, write_json
 from spans import Encoded, context_mask, encode, gold_spans, padded, predicted_spans
 from texts import HELD_OUT, Question, minilm_for, smollm2, squad
 from torch import Tensor, nn
@@ -187,9 +188,35 @@ def asked(options: argparse.Namespace) -> tuple[str, nn.Module, Iterator[Asked]]
     return name, model, answers()
 
 
+def curves(
+    name: str, model: nn.Module, answers: Iterator[Asked], methods: m.Methods, options: argparse.Namespace
+) -> None:
+    """The sum of the answer's start and end logits while tokens of the context lose their embeddings."""
+    parts = [({**part.inputs, "context": part.allowed.to(options.device)}, part.targets) for part in answers]
+    found = ev.compare(
+        half_when_scoring(model) if options.half else model,
+        parts,
+        methods,
+        unit=ev.Tokens(only="context"),
+        fill="zero",
+        measure="logit",
+        step=options.step,
+        batch_size=options.batch_size or 64,
+        explain_batch_size=options.explain_batch_size or 16,
+        seed=options.seed,
+    )
+    count = sum(len(targets) for _, targets in parts)
+    facts = {"model": name, "data": "SQuAD v2", "note": f"{count} questions", "scored_in_half": options.half}
+    write_comparison(found, options, f"{name}, answer spans on SQuAD v2", **facts)
+
+
 def main() -> None:
     command = parser(__doc__, ("roberta-large", "bert", *T5, *LOCAL))
     command.add_argument("--length", type=int, default=512, help="leave longer inputs out")
+    command.add_argument(
+        "--curves", action="store_true", help="perturbation curves over the context's tokens (span models)"
+    )
+    command.add_argument("--step", type=int, default=10, help="with --curves, tokens removed at once")
     options = command.parse_args()
     if options.local != (options.model in LOCAL):
         raise SystemExit(f"--local goes with --model {' or '.join(LOCAL)}")
@@ -198,6 +225,9 @@ def main() -> None:
         methods |= m.text_candidates()
     methods = {name: ev.find_method(method, name) for name, method in chosen(methods, options).items()}
     name, model, answers = asked(options)
+    if options.curves:
+        curves(name, model, answers, methods, options)
+        return
     values: dict[str, dict[str, list[float]]] = {method: {} for method in methods}
     errors: dict[str, str] = {}
     exact: list[float] = []
