@@ -288,6 +288,10 @@ def test_a_span_model_from_questions_to_result_file(tokenizer, tmp_path, monkeyp
     found = json.loads(out.read_text())
     assert found["kind"] == "spans" and found["note"].startswith("1 questions")  # held out and answerable
     assert set(found["methods"]["default"]["metrics"]) >= {"tgs", "tps", "predicted_iou"}
+    monkeypatch.setattr(sys, "argv", [*command[:-2], "default", "--curves", "--step", "3"])
+    script.main()
+    row = json.loads(out.read_text())
+    assert row["methods"]["default"]["n"] == 1 and "only='context'" in row["setup"]["unit"]
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
