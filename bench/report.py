@@ -54,7 +54,9 @@ def table(rows: dict[str, dict[str, float]], failed: dict[str, str], absolute: b
 def bars(results: dict[str, Any], path: Path) -> None:
     """Ratios per model, one group a model."""
     models = list(results["models"])
-    figure, axes = plt.subplots(2, (len(models) + 1) // 2, figsize=(2.1 * len(models), 8), sharey=False)
+    across = 4
+    down = -(-len(models) // across)
+    figure, axes = plt.subplots(down, across, figsize=(15, 2.8 * down), squeeze=False)
     for axis, model in zip(axes.flat, models):
         rows = {
             k: v
@@ -66,7 +68,7 @@ def bars(results: dict[str, Any], path: Path) -> None:
         axis.barh(labels, values, color=[colour(label) for label in labels], height=0.7)
         axis.axvline(1, color="#111827", lw=1)
         axis.invert_yaxis()
-        axis.set_title(model, fontsize=9)
+        axis.set_title(model.replace(", batch", "\nbatch"), fontsize=9)
         axis.tick_params(labelsize=7)
         axis.spines[["top", "right"]].set_visible(False)
         for y, value in enumerate(values):
@@ -226,7 +228,7 @@ def main() -> None:
     architectures = load("architectures_h200.json")
     if architectures:
         parts.append(
-            f"## Precision\n\n{made_on(architectures)}. Errors relative to the largest relevance; rank correlation (Spearman) against float32 on the CPU.\n\n{precision(architectures)}\n"
+            f"## Precision\n\n{made_on(architectures)}. Errors relative to the largest relevance; rank correlation (Spearman) against float32 on the CPU. Coefficients ride autograd's own backward, so they have the dtype of the activations; where ranks in bf16 are not enough (Mamba's long products), explain `model.float()`.\n\n{precision(architectures)}\n"
         )
     (DOCS / "performance.md").write_text("\n".join(parts))
 
