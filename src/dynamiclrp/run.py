@@ -27,7 +27,9 @@ from .step import FOLD_BIAS, Step
 from .targets import Seed
 from .values import Values
 
-_PIECE = 1 << 24  # elements of a weight whose magnitudes are taken at once
+# Elements of a weight whose magnitudes are taken at once: few launches on a GPU, what a CPU's cache holds.
+_PIECE = {"cpu": 1 << 18}
+_PIECE_ELSEWHERE = 1 << 24
 
 
 class Here:
@@ -196,9 +198,10 @@ class Here:
     def _pieces(self) -> list[slice]:
         """Parts of a large weight's columns: a copy of all of it would be most of the memory that a rule takes."""
         w = self.factors[1]
-        if not self.op.linear.columns or self.live_factor != 0 or w.numel() <= _PIECE:  # type: ignore[union-attr]
+        size = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
+        if not self.op.linear.columns or self.live_factor != 0 or w.numel() <= size:  # type: ignore[union-attr]
             return []
-        width = max(1, _PIECE * w.shape[-1] // w.numel())
+        width = max(1, size * w.shape[-1] // w.numel())
         return [slice(start, start + width) for start in range(0, w.shape[-1], width)]
 
     def magnitude(self, bias: bool) -> Tensor:
