@@ -2,8 +2,8 @@
 
     python bench/architectures.py [--json results.json]
 
-For each: float32 on the CPU, float32 on the GPU in torch's own choice of attention and in math attention, bf16 on the GPU.
-Prints the largest error relative to the largest relevance, and Spearman's rank correlation per input for bf16.
+For each: float32 on the CPU, and float32 and bf16 on the GPU, in torch's own choice of attention and with each backend forced.
+Prints the largest error relative to the largest relevance, and Spearman's rank correlation per input.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dynamiclrp as dlrp
 from dynamiclrp.coverage.paper import architectures
+
+BACKENDS = {
+    "": None,  # torch's own choice
+    "math": SDPBackend.MATH,
+    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+}
 
 
 def moved(inputs: dict[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -65,21 +73,29 @@ def main() -> None:
                 for parameter in model.parameters():
                     if not parameter.any() and parameter.dim() > 1:
                         parameter.normal_(std=0.02)
-            truth = dlrp.explain(model, **moved(inputs, "cpu", torch.float32), target=some_scores).relevance
+            truth = dlrp.explain(
+                model, **moved(inputs, "cpu", torch.float32), target=some_scores, preset="attnlrp"
+            ).relevance
             row: dict[str, Any] = {}
-            for label, dtype, context in (
-                ("float32", torch.float32, nullcontext()),
-                ("float32, math attention", torch.float32, sdpa_kernel(SDPBackend.MATH)),
-                ("bf16", torch.bfloat16, nullcontext()),
-            ):
+            for dtype in (torch.float32, torch.bfloat16):
                 model = model.to("cuda", dtype)
-                with context:
-                    a = dlrp.explain(model, **moved(inputs, "cuda", dtype), target=some_scores)
-                row[label] = {
-                    "error": error(a.relevance, truth),
-                    "rank correlation": round(rank_correlation(a.relevance, truth), 4),
-                    "attention": sorted({s.name for s in a.plan.steps if str(s.kind) in ("attention", "weights")}),
-                }
+                for label, backend in BACKENDS.items():
+                    key = str(dtype).removeprefix("torch.") + (f", {label}" if label else "")
+                    try:
+                        with sdpa_kernel(backend) if backend is not None else nullcontext():
+                            a = dlrp.explain(
+                                model, **moved(inputs, "cuda", dtype), target=some_scores, preset="attnlrp"
+                            )
+                    except RuntimeError as failure:  # a backend serves only some shapes and dtypes
+                        if "No available kernel" not in str(failure):
+                            raise
+                        row[key] = {"not available": str(failure).splitlines()[0]}
+                        continue
+                    row[key] = {
+                        "error": error(a.relevance, truth),
+                        "rank correlation": round(rank_correlation(a.relevance, truth), 4),
+                        "attention": sorted({s.name for s in a.plan.steps if str(s.kind) in ("attention", "weights")}),
+                    }
             del model
             torch.cuda.empty_cache()
         except Exception as failure:  # one architecture must not hide the others

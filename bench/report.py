@@ -155,10 +155,10 @@ def precision(results: dict[str, Any]) -> str:
         "|---|---:|---:|---:|",
     ]
     for name, row in results.items():
-        if isinstance(row, dict) and "bf16" in row:
-            lines.append(
-                f"| {name} | {row['float32']['error']:.1e} | {row['bf16']['error']:.1e} | {row['bf16']['rank correlation']:.4f} |"
-            )
+        half = row.get("bfloat16", row.get("bf16")) if isinstance(row, dict) else None
+        if half:
+            cells = f"{row['float32']['error']:.1e} | {half['error']:.1e} | {half['rank correlation']:.4f}"
+            lines.append(f"| {name} | {cells} |")
     return "\n".join(lines)
 
 
