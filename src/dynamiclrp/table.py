@@ -81,7 +81,7 @@ def _values(rows: Any, columns: Sequence[str] | None) -> tuple[Tensor, tuple[str
     if isinstance(rows, Mapping):
         names, rows = names or list(rows), torch.tensor([[float(v) for v in rows.values()]])
     elif hasattr(rows, "columns") and hasattr(rows, "to_numpy"):  # a DataFrame
-        names, rows = names or list(rows.columns), torch.as_tensor(rows.to_numpy(dtype="float32"))
+        names, rows = names or list(rows.columns), torch.tensor(rows.to_numpy(dtype="float32"))
     values = torch.as_tensor(rows)
     values = values[None] if values.dim() == 1 else values
     if values.dim() != 2 or not values.is_floating_point():
