@@ -57,7 +57,7 @@ def text_presets() -> Methods:
         name: name for name in dlrp.PRESETS if "-plus" not in name and "alpha" not in name and "box" not in name
     }
     found["dynamic (linear 0.001)"] = dlrp.preset("dynamic", gamma_linear=0.001)
-    found["default + linear gamma 0.02"] = dlrp.preset("default") | {"linear": Gamma(0.02)}
+    found["default + linear gamma 0.02"] = dlrp.preset("default", linear=0.02)
     return found
 
 

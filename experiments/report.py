@@ -281,7 +281,7 @@ def curves(row: Row, path: Path) -> None:
         ylabel=measure,
         title=f"{row['model']}: most relevant first (—), least relevant first (- -)",
     )
-    left.legend(fontsize=7, framealpha=0.85, edgecolor="none")
+    figure.legend(fontsize=7, frameon=False, loc="outside lower left", ncols=6)
     ordered = sorted(names, key=lambda n: row["methods"][n]["metrics"]["abpc"][0])
     values = [row["methods"][n]["metrics"]["abpc"] for n in ordered]
     paint = ["#0b6e4f" if n == "default" else "#c05621" if is_peer(n) else "#2b6cb0" for n in ordered]

@@ -74,3 +74,12 @@ def test_halves_are_attnlrp_and_nothing_is_cp_lrp(pure_float64):  # noqa: F811
 def test_a_part_outside_0_to_1_is_refused():
     with pytest.raises(ValueError, match="between 0 and 1"):
         Split(gate=1.5)
+
+
+def test_default_takes_a_gamma_for_linear_layers():
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)), torch.randn(3, 4)
+    same = dlrp.preset("default") | {"linear": dlrp.Gamma(0.3)}
+    found, expected = (dlrp.explain(model, x, preset=p).relevance for p in (dlrp.preset("default", linear=0.3), same))
+    assert torch.equal(found, expected)
+    assert not torch.allclose(found, dlrp.explain(model, x, preset="default").relevance)

@@ -203,11 +203,16 @@ def _cp() -> dict[str, Rule]:
     return base_rules(product=SignalTakesAll(), weights=Nothing(), attention=Attention(weights=0.0))
 
 
-def _default(gamma: float = 0.25, weights: float = 0.4) -> dict[str, Rule]:
+def _default(gamma: float = 0.25, weights: float = 0.4, linear: float = 0.0) -> dict[str, Rule]:
     """What measured best over conv nets and transformers (docs/results.md): AttnLRP, gamma for convolutions, a flat first
-    one, and a little less of each attention product to the weights than to the values."""
+    one, and a little less of each attention product to the weights than to the values. `linear` is the gamma of linear
+    layers: 0.02 serves span models better, at twice the cost."""
     return base_rules(
-        conv=Gamma(gamma), product=Split(0.5, weights), attention=Attention(weights), **{FIRST_CONV: Flat()}
+        linear=Gamma(linear) if linear else Gradient(),
+        conv=Gamma(gamma),
+        product=Split(0.5, weights),
+        attention=Attention(weights),
+        **{FIRST_CONV: Flat()},
     )
 
 
