@@ -135,8 +135,9 @@ class Here:
             return own
         scale, mean = self._affine
         shift = self._value(FOLD_BIAS)
-        own = -mean * scale if own is None else (own - mean) * scale
-        return own if shift is None else own + shift
+        if own is not None:
+            mean = mean - own
+        return -mean * scale if shift is None else torch.addcmul(shift, mean, scale, value=-1)
 
     @property
     def _alphas(self) -> tuple[float, float]:
@@ -204,15 +205,17 @@ class Here:
         width = max(1, size * w.shape[-1] // w.numel())
         return [slice(start, start + width) for start in range(0, w.shape[-1], width)]
 
-    def magnitude(self, bias: bool) -> Tensor:
-        """`|x|·|W| + |b|`, the extra forward product of the rules on signed parts."""
-        added = self.channel_bias.abs() if bias else None
+    def magnitude(self, bias: bool, eps: float = 0.0) -> Tensor:
+        """`|x|·|W| + |b| + eps`, the extra forward product of the rules on signed parts."""
+        added = self.channel_bias.abs().add_(eps) if bias else None  # what a bias carries costs no pass of its own
         if not self._pieces:
-            return self.product(*self._absolute, added)
-        x, w = self.factors
-        x = x if self.step.nonnegative else x.abs()
-        made = torch.cat([self.product(x, w[..., piece].abs()) for piece in self._pieces], -1)
-        return made if added is None else made.add_(self._spread(added))
+            made = self.product(*self._absolute, added)
+        else:
+            x, w = self.factors
+            x = x if self.step.nonnegative else x.abs()
+            made = torch.cat([self.product(x, w[..., piece].abs()) for piece in self._pieces], -1)
+            made = made if added is None else made.add_(self._spread(added))
+        return made.add_(eps) if eps and not bias else made
 
     def absolute_transposed(self, u: Tensor) -> Tensor:
         """`sgn(x) · |W|ᵀu`, the extra backward product of the rules on signed parts."""

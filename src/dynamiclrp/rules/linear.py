@@ -123,8 +123,8 @@ class _SignedRule(LinearRule):
         if step.has_bias:
             yield step.bias
 
-    def magnitude(self, here: Here) -> Tensor:
-        return here.magnitude(bias=here.step.has_bias and self.bias == "proportional")
+    def magnitude(self, here: Here, eps: float = 0.0) -> Tensor:
+        return here.magnitude(here.step.has_bias and self.bias == "proportional", eps)
 
     def deliver(self, here: Here, grads: Grads, ratio: float = 1.0) -> Grads:
         """`Wᵀu + ratio · sgn(x)·|W|ᵀv`, with v from the stash."""
@@ -144,11 +144,14 @@ class Gamma(_SignedRule):
     def before(self, here: Here, s: Tensor) -> Tensor:
         r, z = self.relevance(here, s)
         positive = here.step.rectified and not (self.bias == "absolute" and here.step.has_bias)
-        # the denominator has the sign of z and the magnitude (1 + γ/2) d
-        d = torch.add(z if positive else z.abs(), self.magnitude(here), alpha=self._ratio)
-        v = r / d.add_(usable(self.eps / (1 + self.gamma / 2), d))
-        v = v if positive else torch.where(z == 0, 0, v)
-        u = v if positive else v * z.sign()
+        # the denominator has the sign of z and the magnitude (1 + γ/2) d; nothing goes where z is 0
+        ratio, eps = self._ratio, usable(self.eps / (1 + self.gamma / 2), z)
+        q = self.magnitude(here, eps / ratio if ratio else 0.0)
+        d = torch.add(z if positive else z.abs(), q, alpha=ratio)
+        v = r / (d if ratio else d.add_(eps))
+        sgn = None if positive else z.sign()
+        u = v if sgn is None else v * sgn
+        v = v if sgn is None else u * sgn
         if here.wants_bias and self.bias == "proportional":
             own = u / (1 + self.gamma / 2)
             here.bias_coefficient = torch.where((z > 0) == (here.bias > 0), own * (1 + self.gamma), own)
