@@ -120,7 +120,7 @@ def _draw(axis: Any, kind: str, title: str, value: Any, colours: _Colours, words
     says = axis.get_xlabel()
     account = account_line(a.account)
     axis.set_xlabel(
-        "\n".join(filter(None, (says, *wrap(account, 58 if kind == "image" else 110)))), fontsize=8, color="0.35"
+        "\n".join(filter(None, (says, *wrap(account, 58 if kind == "image" else 110)))), fontsize=8, color="0.5"
     )
 
 
@@ -173,7 +173,7 @@ def _bars(axis: Any, a: Attribution, name: str, colours: _Colours, words: bool, 
     )
     axis.set_yticks(list(rows), [_short(part.label) for part in chosen])
     axis.invert_yaxis()
-    axis.axvline(0, color="0.4", linewidth=0.8)
+    axis.axvline(0, color="0.5", linewidth=0.8)
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(left=False)
     hidden = len(parts) - len(chosen)
@@ -194,7 +194,7 @@ def _sound(axis: Any, a: Attribution, name: str, colours: _Colours) -> None:
         axis.axvspan(left, left + step, color=colours.of(value), alpha=0.6 * strength, linewidth=0)
     chunks = samples.tensor_split(min(800, len(samples)))
     times = [seconds * (i + 0.5) / len(chunks) for i in range(len(chunks))]
-    axis.vlines(times, [float(c.min()) for c in chunks], [float(c.max()) for c in chunks], color="0.25", linewidth=0.7)
+    axis.vlines(times, [float(c.min()) for c in chunks], [float(c.max()) for c in chunks], color="0.5", linewidth=0.7)
     axis.set_xlim(0, seconds)
     axis.set_xlabel("seconds")
     axis.set_yticks([])
