@@ -86,3 +86,9 @@ def test_bad_asks_are_refused():
         ev.paired_difference([1.0], [1.0, 2.0])
     with pytest.raises(EvaluationError, match=r"unknown metric 'abp'\. Known: abpc"):
         curves([0, 1], [1.0, 0.0], [1.0, 0.0]).metric("abp")
+
+
+def test_one_input_is_sure_of_nothing():
+    one = ev.bootstrap([3.0])
+    assert str(one) == "3 (one input)" and 0 in one
+    assert 0 not in ev.bootstrap([3.0, 3.1])

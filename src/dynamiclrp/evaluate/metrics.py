@@ -116,10 +116,10 @@ class Interval:
     level: float = 0.95
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
+        return f"{self.mean:.4g} " + (f"[{self.low:.4g}, {self.high:.4g}]" if self.n > 1 else "(one input)")
 
     def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
+        return self.n < 2 or self.low <= value <= self.high  # one input says nothing of others
 
 
 def bootstrap(
