@@ -6,6 +6,7 @@ from torch import nn
 
 from dynamiclrp import evaluate as ev
 from dynamiclrp.errors import EvaluationError
+from dynamiclrp.evaluate.randomise import ranks
 
 
 class Backwards(nn.Module):
@@ -39,6 +40,21 @@ def test_layers_go_from_the_output_down_by_use_not_by_registration():
     assert ev.randomisation(model(), X, ["epsilon"]).layers == ("head", "middle.2", "middle.0", "first")
     assert ev.randomisation(model(), X, ["epsilon"], depth=1).layers == ("head", "middle", "first")
     assert ev.randomisation(model(), X, ["epsilon"], layers=["middle"]).layers == ("middle",)
+
+
+def test_what_a_model_owns_itself_goes_with_its_beginning():
+    """Positions and a class token are added before the layers inside run, though the model itself ends last."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = nn.Parameter(torch.randn(5))
+            self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.head(self.first(x + self.position).relu())
+
+    assert ev.randomisation(Positions(), X, ["epsilon"]).layers == ("head", "first", "Positions")
 
 
 @pytest.mark.parametrize("mode", ["cascading", "independent"])
@@ -82,6 +98,37 @@ def test_equal_values_share_their_rank():
     assert ev.spearman(a, b) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert ev.spearman(a, torch.ones(4)) == 0
     assert ev.spearman(a, -a) == pytest.approx(-1)
+
+
+def test_rows_are_ranked_on_their_own():
+    rows = torch.tensor([[3.0, 1.0, 1.0, 2.0], [0.0, 0.0, 0.0, -1.0]])
+    assert ranks(rows).tolist() == [[4, 1.5, 1.5, 3], [3, 3, 3, 1]]
+
+
+def test_only_tokens_that_count_are_ranked():
+    """Relevance of padding differs wildly between the models and must not enter."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(9, 6), nn.Flatten(), nn.Linear(30, 2))
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, input_ids, attention_mask):
+            return self.net(input_ids)
+
+    ids = torch.randint(1, 9, (3, 5))
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+    seen = []
+
+    def spy(net, inputs, t):
+        seen.append(torch.randn(3, 5, generator=torch.Generator().manual_seed(len(seen))))
+        return seen[-1]
+
+    found = ev.randomisation(Padded(), {"input_ids": ids, "attention_mask": mask}, {"spy": spy}, layers=["net.2"])
+    expected = [ev.spearman(a[m.bool()], b[m.bool()]) for a, b, m in zip(seen[0], seen[1], mask)]
+    assert found.values("spy", "net.2").tolist() == pytest.approx(expected)
 
 
 def test_noise_keeps_mean_and_spread_and_the_model_comes_back_bit_for_bit():

@@ -185,20 +185,26 @@ def randomisation(
 
 
 class _Explained:
-    """A batch with the trained model's relevance."""
+    """A batch with the ranks of the trained model's relevance, signed and of magnitudes."""
 
     def __init__(self, subject: Subject, batch: Batch, unit: Unit, methods: list[Method], on_error: str) -> None:
         self.subject, self.batch, self.methods, self.on_error = subject, batch, methods, on_error
         self.targets = subject.predict(batch.inputs) if batch.targets is None else batch.targets
         self.layout: Layout = unit.layout(batch.inputs.explained)
         self.allowed = unit.allowed(batch.inputs.explained, batch.inputs.values, self.layout)
-        self.before = {method.name: self._scores(method) for method in methods}
+        self.before = {method.name: self._ranks(method) for method in methods}
 
-    def _scores(self, method: Method) -> Tensor | str:
-        """Pooled relevance, or why there is none."""
+    def _ranks(self, method: Method) -> list[tuple[Tensor, Tensor]] | str:
+        """Of each row's pooled relevance and its magnitude, or why there are none."""
         try:
             found = method.relevance(self.subject, self.batch.inputs, self.targets, self.batch.indices)
-            return self.layout.scores(found)
+            scores = self.layout.scores(found)
+            if found.device.type == "cuda":  # ranking is most of the time for large images
+                scores = scores.to(found.device)
+            if self.allowed is None:
+                return list(zip(ranks(scores), ranks(scores.abs())))
+            rows = [row[allowed.to(row.device)] for row, allowed in zip(scores, self.allowed)]
+            return [(ranks(row), ranks(row.abs())) for row in rows]
         except Exception as error:  # other packages raise anything; it is reported, beside the table or at once
             if self.on_error == "raise":
                 raise
@@ -206,16 +212,14 @@ class _Explained:
 
     def correlations(self) -> Iterator[dict[str, Any]]:
         for method in self.methods:
-            before, after = self.before[method.name], self._scores(method)
+            before, after = self.before[method.name], self._ranks(method)
             for row, index in enumerate(self.batch.indices):
                 record: dict[str, Any] = {"method": method.name, "input": index}
                 if isinstance(before, str) or isinstance(after, str):
                     yield record | {"error": before if isinstance(before, str) else after}
                     continue
-                a, b = before[row], after[row]
-                if self.allowed is not None:
-                    a, b = a[self.allowed[row]], b[self.allowed[row]]
-                yield record | {"signed": spearman(a, b), "absolute": spearman(a.abs(), b.abs())}
+                signed, absolute = (_pearson(a, b) for a, b in zip(before[row], after[row]))
+                yield record | {"signed": signed, "absolute": absolute}
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
@@ -225,16 +229,20 @@ def spearman(a: Tensor, b: Tensor) -> float:
     >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 9.0])), 6)
     1.0
     """
-    x, y = _ranks(a), _ranks(b)
+    return _pearson(ranks(a.flatten()), ranks(b.flatten()))
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Ranks along the last dimension, from 1; equal values share their mean rank."""
+    ordered = values.sort(dim=-1).values
+    below, to = (torch.searchsorted(ordered, values.contiguous(), right=right) for right in (False, True))
+    return (below + to + 1).double() / 2
+
+
+def _pearson(x: Tensor, y: Tensor) -> float:
     x, y = x - x.mean(), y - y.mean()
     scale = float(x.norm() * y.norm())
     return float(x @ y) / scale if scale else 0.0
-
-
-def _ranks(values: Tensor) -> Tensor:
-    _, place, counts = values.flatten().unique(return_inverse=True, return_counts=True)
-    ends = counts.cumsum(0).double()
-    return (ends - (counts.double() - 1) / 2)[place]
 
 
 # -------------------------------------------------------------------------------------------------------------- weights
@@ -276,7 +284,7 @@ def _stages(
     else:
         groups = {}
         for name in _order(model, subject, batch):
-            label = name if depth is None else ".".join(name.split(".")[:depth])
+            label = (name if depth is None else ".".join(name.split(".")[:depth])) or type(model).__name__
             groups.setdefault(label, []).append(name)
     seen: set[int] = set()
     stages: dict[str, dict[str, nn.Parameter]] = {}
@@ -295,7 +303,11 @@ def _stages(
 
 
 def _order(model: nn.Module, subject: Subject, batch: Batch) -> list[str]:
-    """Modules with parameters of their own, the last to run first; those that never run come last."""
+    """Modules with parameters of their own, the last to run first; those that never run come last.
+
+    A module counts from its end, one with modules inside from its beginning: what it owns itself, a class token or
+    positions, is mostly added before they run.
+    """
     owners = {name: m for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
     ran: dict[str, int] = {}
     handles = []
@@ -308,7 +320,9 @@ def _order(model: nn.Module, subject: Subject, batch: Batch) -> list[str]:
 
     try:
         for name, module in owners.items():
-            handles.append(module.register_forward_hook(note(name)))
+            inside = next(module.children(), None) is not None
+            register = module.register_forward_pre_hook if inside else module.register_forward_hook
+            handles.append(register(note(name)))
         with torch.no_grad():
             subject.call(batch.inputs.pick(slice(0, 1)))
     finally:
