@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from damped import Damped
+
 import dynamiclrp as dlrp
 from dynamiclrp import evaluate as ev
 from dynamiclrp.rules import AbsoluteShare, Flat, Gamma, Gradient, Split, WSquare, ZPlus
@@ -82,8 +84,9 @@ def candidate(
     sum: str = "proportional",
     gate: float = 0.5,
     weights: float = 0.5,
+    damp: float = 0.0,
 ) -> dlrp.Preset:
-    """AttnLRP with gamma (or z+) for convolutions, gamma for linear layers, another first layer, uneven products."""
+    """AttnLRP with gamma (or z+) for convolutions, gamma or damping for linear layers, another first layer, uneven products."""
     rules: dict[str, Any] = {"product": Split(gate, weights), "attention": dlrp.Attention(weights)}
     if conv is not None:
         rules["conv"] = ZPlus() if conv == "z+" else Gamma(conv)
@@ -91,12 +94,15 @@ def candidate(
         rules["first-conv"] = {"flat": Flat(), "w2": WSquare()}[first]
     if sum == "absolute":
         rules["sum"] = AbsoluteShare()
-    rules["linear"] = Gamma(linear) if linear else Gradient()
+    rules["linear"] = Gamma(linear) if linear else Damped(damp) if damp else Gradient()
     return dlrp.preset("attnlrp") | rules
 
 
 def _grid(*settings: dict[str, Any]) -> Methods:
     return {", ".join(f"{name} {value}" for name, value in knobs.items()): candidate(**knobs) for knobs in settings}
+
+
+DAMP = (0.1, 0.2, 0.3, 0.45, 0.6)  # of the root mean square, see damped.py
 
 
 def conv_candidates() -> Methods:
@@ -122,6 +128,7 @@ def vit_candidates() -> Methods:
         *({"conv": 0.25, "linear": linear, "weights": 0.3} for linear in (0.0, 0.05, 0.1)),
         {"conv": 0.25, "first": "flat", "linear": 0.05, "weights": 0.0},
         {"conv": 0.25, "first": "flat", "linear": 0.05, "weights": 0.3, "sum": "absolute"},
+        *({"conv": 0.25, "first": "flat", "weights": 0.4, "damp": part} for part in DAMP),
     )
 
 
@@ -135,6 +142,8 @@ def text_candidates() -> Methods:
         {"weights": 0.3, "linear": 0.05, "gate": 0.25},
         {"weights": 0.1, "linear": 0.05},
         {"weights": 0.4, "linear": 0.02},
+        *({"weights": 0.4, "damp": part} for part in DAMP),
+        {"weights": 0.5, "damp": 0.3},
     )
 
 

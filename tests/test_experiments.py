@@ -144,6 +144,30 @@ def test_default_is_among_the_candidates_it_was_chosen_from():
     assert torch.allclose(ours, dlrp.explain(model, x, preset=methods.conv_candidates()[label]).relevance)
 
 
+def test_damping_leaves_out_units_that_are_small_in_their_layer():
+    damped = __import__("damped").Damped
+    torch.manual_seed(0)
+    first, second, x = nn.Linear(6, 5), nn.Linear(5, 3), torch.randn(4, 6)
+    model = nn.Sequential(first, nn.ReLU(), second)
+
+    def relevance(part):
+        return dlrp.explain(model, x, target=1, preset=dlrp.preset("attnlrp") | {"linear": damped(part)}).relevance
+
+    def kept(z, part):
+        return z**2 / (z**2 + part**2 * (z**2).mean(-1, keepdim=True))
+
+    z = first(x)
+    s = torch.zeros(4, 3).scatter(1, torch.ones(4, 1, dtype=torch.long), 1.0) * kept(second(z.relu()), 0.3)
+    s = (s @ second.weight) * (z > 0) * kept(z, 0.3)
+    assert torch.allclose(relevance(0.3), x * (s @ first.weight), atol=1e-6)
+    plain = dlrp.explain(model, x, target=1, preset="attnlrp").relevance
+    assert torch.allclose(relevance(1e-6), plain, atol=1e-6) and not torch.allclose(relevance(0.3), plain, atol=1e-3)
+    model, x = nn.Sequential(nn.Linear(6, 5, bias=False), second), torch.zeros(4, 6)
+    assert not relevance(0.3).any()  # nor nan, where a whole layer is 0
+    with pytest.raises(ValueError, match="above 0"):
+        damped(0.0)
+
+
 def test_unknown_methods_are_named():
     options = __import__("options")
     with pytest.raises(SystemExit, match="nonsense"):
