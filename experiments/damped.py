@@ -21,6 +21,7 @@ class Damped(Rule):
     """
 
     part: float = 0.3
+    whole: bool = False  # do the units that stay share what the others had?
 
     kinds = frozenset({"linear"})
 
@@ -39,4 +40,10 @@ class Damped(Rule):
         square = z * z
         total = square + square.mean(-1, keepdim=True) * self.part**2
         # a position may be all zeros, and its relevance with it
-        return s * (square if here.carries_s else z) / total.clamp_(min=usable(0.0, total))
+        found = s * (square if here.carries_s else z) / total.clamp_(min=usable(0.0, total))
+        if not self.whole:
+            return found
+        before, after = here.relevance(s, z).sum(-1, keepdim=True), (found * z).sum(-1, keepdim=True)
+        return found * (before / after).nan_to_num(1.0).clamp(
+            0, 5
+        )  # what is left may be next to nothing, or of another sign

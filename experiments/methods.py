@@ -85,6 +85,7 @@ def candidate(
     gate: float = 0.5,
     weights: float = 0.5,
     damp: float = 0.0,
+    whole: bool = False,
 ) -> dlrp.Preset:
     """AttnLRP with gamma (or z+) for convolutions, gamma or damping for linear layers, another first layer, uneven products."""
     rules: dict[str, Any] = {"product": Split(gate, weights), "attention": dlrp.Attention(weights)}
@@ -94,7 +95,7 @@ def candidate(
         rules["first-conv"] = {"flat": Flat(), "w2": WSquare()}[first]
     if sum == "absolute":
         rules["sum"] = AbsoluteShare()
-    rules["linear"] = Gamma(linear) if linear else Damped(damp) if damp else Gradient()
+    rules["linear"] = Gamma(linear) if linear else Damped(damp, whole) if damp else Gradient()
     return dlrp.preset("attnlrp") | rules
 
 
@@ -129,6 +130,7 @@ def vit_candidates() -> Methods:
         {"conv": 0.25, "first": "flat", "linear": 0.05, "weights": 0.0},
         {"conv": 0.25, "first": "flat", "linear": 0.05, "weights": 0.3, "sum": "absolute"},
         *({"conv": 0.25, "first": "flat", "weights": 0.4, "damp": part} for part in DAMP),
+        *({"conv": 0.25, "first": "flat", "weights": 0.4, "damp": part, "whole": True} for part in (0.1, 0.3)),
     )
 
 
@@ -144,6 +146,7 @@ def text_candidates() -> Methods:
         {"weights": 0.4, "linear": 0.02},
         *({"weights": 0.4, "damp": part} for part in DAMP),
         {"weights": 0.5, "damp": 0.3},
+        *({"weights": 0.4, "damp": part, "whole": True} for part in (0.1, 0.3)),
     )
 
 
