@@ -6,8 +6,9 @@ It knows nothing of rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .errors import FreedGraphError, LRPError, NoGraphError, OpaqueGraphError, UnsupportedTensorError, UnusedInputError
-from .graph import Graph, Ref
+from .graph import Graph, Ref, Structure
 from .ops import Op
 
 try:
@@ -40,19 +41,17 @@ class Saved:
 
     __slots__ = ("node", "read", "scratch")
 
+    def __new__(cls, node: Any, read: Any = None, scratch: Any = None) -> Saved:
+        kind = type(node)
+        return object.__new__(_saved_types.get(kind) or _saved_type(kind))
+
     def __init__(self, node: Any, read: Mapping[str, Any] | None = None, scratch: dict[Any, Any] | None = None) -> None:
         self.node = node
         self.read = read  # values that were read ahead, since they can be read only once
         self.scratch = {} if scratch is None else scratch  # shared by all nodes of one pass
 
-    def __getattr__(self, name: str) -> Any:
-        if self.read is not None and name in self.read:
-            return self.read[name]
-        try:
-            value = getattr(self.node, "_saved_" + name)
-        except RuntimeError as error:
-            raise read_error(error, type(self.node).__name__, name) from None
-        return _clean(value)
+    def __getattr__(self, name: str) -> Any:  # for names that the node's type does not have
+        raise AttributeError(f"{type(self.node).__name__} saves no {name!r}")
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Zeros to read from; nodes of one pass share them."""
@@ -82,6 +81,32 @@ class Saved:
         return self.node._input_metadata[0].device
 
 
+_saved_types: dict[type, type[Saved]] = {}
+
+
+def _saved_type(kind: type) -> type[Saved]:
+    """`Saved` for one node type, with a property for each name: many times faster than `__getattr__`."""
+    names = [name.removeprefix("_saved_") for name in dir(kind) if name.startswith("_saved_")]
+    readers = {name: property(_reader(name)) for name in names if name not in vars(Saved)}
+    made = type("Saved", (Saved,), {"__slots__": (), **readers})
+    return _saved_types.setdefault(kind, made)
+
+
+def _reader(name: str) -> Callable[[Saved], Any]:
+    attribute = "_saved_" + name
+
+    def read(saved: Saved) -> Any:
+        if saved.read is not None and name in saved.read:
+            return saved.read[name]
+        try:
+            value = getattr(saved.node, attribute)
+        except RuntimeError as error:
+            raise read_error(error, type(saved.node).__name__, name) from None
+        return value if type(value) is Tensor else _clean(value)
+
+    return read
+
+
 can_recompute_twice = GraphExecGroup is not None
 
 
@@ -90,10 +115,13 @@ def checkpoint_mark(node: Any) -> Any:
 
     Its values are recomputed when they are read, with those of its region.
     """
-    for name in saved_tensor_names(type(node)):
-        hook = getattr(getattr(node, "_raw_saved_" + name, None), "unpack_hook", None)  # what was not saved has none
-        if hook is not None and "_checkpoint_hook" in getattr(hook, "__qualname__", ""):
-            return hook
+    for name in _raw_names(type(node)):
+        saved = getattr(node, name, None)
+        hook = getattr(saved, "unpack_hook", None)
+        if hook is not None:
+            return hook if "_checkpoint_hook" in getattr(hook, "__qualname__", "") else None
+        if getattr(saved, "data", None) is not None:  # saved without a hook, and so were the others
+            return None
     return None
 
 
@@ -105,9 +133,13 @@ def read_ahead(nodes: Sequence[Any]) -> list[dict[str, Any]]:
 
 def saved_tensor_names(kind: type) -> tuple[str, ...]:
     """The attributes under which nodes of a type save tensors."""
+    return tuple(name.removeprefix("_raw_saved_") for name in _raw_names(kind))
+
+
+def _raw_names(kind: type) -> tuple[str, ...]:
     if kind not in _names:
-        names = [name.removeprefix("_raw_saved_") for name in dir(kind) if name.startswith("_raw_saved_")]
-        _names[kind] = tuple(name for name in names if hasattr(kind, "_saved_" + name))
+        names = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+        _names[kind] = tuple(name for name in names if hasattr(kind, name.removeprefix("_raw")))
     return _names[kind]
 
 
@@ -126,6 +158,11 @@ def output_shape(node: Any, number: int) -> torch.Size:
 def leaf_value(node: Any) -> Tensor:
     """The tensor behind an AccumulateGrad node."""
     return node.variable.detach()
+
+
+def leaf_id(node: Any) -> int:
+    """Which tensor stands behind an AccumulateGrad node."""
+    return id(node.variable)
 
 
 def sequence_number(node: Any) -> int:
@@ -148,46 +185,94 @@ def capture(
     The `rows` say of which node types saved values, or the number of outputs, decide a plan.
     """
     roots = [_root(output, number) for number, output in enumerate(outputs)]
-    index: dict[Any, int] = {}  # holding the wrappers keeps their identity stable during the walk
-    handles: list[Any] = []
-    nexts: list[tuple[tuple[Any, int], ...]] = []
+    places: dict[Any, int] = {}  # holding the wrappers keeps their identity stable during the walk
     for root, _ in roots:
-        if root in index:
-            continue
-        index[root] = -1
-        stack = [(root, root.next_functions, 0)]
-        while stack:
-            node, operands, position = stack.pop()
-            while position < len(operands):
-                operand = operands[position][0]
-                position += 1
-                if operand is not None and operand not in index:
-                    index[operand] = -1
-                    stack.append((node, operands, position))
-                    node, operands, position = operand, operand.next_functions, 0
-            index[node] = len(handles)
-            handles.append(node)
-            nexts.append(operands)
+        places.setdefault(root, len(places))
+    found, shape, width = list(places), [], len(places)
+    for node in found:  # which grows on the way
+        for operand, number in node.next_functions:
+            place = places.get(operand)
+            if place is None:
+                if operand is None:
+                    shape.append(_CONSTANT)
+                    continue
+                place = places[operand] = len(found)
+                found.append(operand)
+            shape.append(place + (number << 32) if number else place)
+        shape.append(_NEXT)
 
-    types = tuple(map(type, handles))
+    types = tuple(map(type, found))
     if any(kind.__name__ == "CppFunction" for kind in set(types)):
-        types = tuple(map(_node_type, handles))
-    # lists inside, since generators are slower and this runs at every call
-    edges = tuple([tuple([None if node is None else (index[node], i) for node, i in operands]) for operands in nexts])
+        types = tuple(map(_node_type, found))
     _refuse_opaque(set(types))
-    present = {kind: rows[kind.__name__] for kind in set(types) if kind.__name__ in rows}
-    deciding = {kind: row.signature for kind, row in present.items() if row.signature is not None}
-    attributes = tuple([(i, deciding[kind](Saved(handles[i]))) for i, kind in enumerate(types) if kind in deciding])
-    splits = {kind for kind, row in present.items() if row.join is not None}
-    return Graph(
-        widths={i: len(handles[i]._input_metadata) for i, kind in enumerate(types) if kind in splits} if splits else {},
-        types=types,
-        edges=edges,
-        attributes=attributes,
-        outputs=tuple((index[node], number) for node, number in roots),
-        inputs=tuple(_input_ref(number, tensor, index) for number, tensor in enumerate(inputs)),
-        handles=tuple(handles),
+    structure = _structure(types, tuple(shape), width)
+    handles = tuple([found[place] for place in structure.order])
+    attributes: list[tuple[int, tuple[Any, ...]]] = []
+    widths: dict[int, int] = {}
+    for kind, nodes in structure.nodes.items():
+        row = rows.get(kind.__name__)
+        if row is not None and row.signature is not None:
+            attributes += [(node, row.signature(Saved(handles[node]))) for node in nodes]
+        if row is not None and row.join is not None:
+            widths |= {node: len(handles[node]._input_metadata) for node in nodes}
+    graph = Graph(
+        structure=structure,
+        attributes=tuple(attributes),
+        widths=widths,
+        outputs=tuple((structure.numbers[places[node]], number) for node, number in roots),
+        inputs=(),
+        handles=handles,
+        places=places,
     )
+    return replace(graph, inputs=tuple(_input_ref(number, tensor, graph) for number, tensor in enumerate(inputs)))
+
+
+_CONSTANT, _NEXT = -1, -2  # in a walk's shape: an operand without a node; the end of a node's operands
+_STRUCTURES = 256
+_structures: dict[Any, Structure] = {}  # the oldest dropped first
+
+
+def _structure(types: tuple[type, ...], shape: tuple[int, ...], roots: int) -> Structure:
+    """What a walk saw, as nodes in an order in which operands stand before their consumers."""
+    key = (types, shape, roots)
+    if key in _structures:
+        return _structures[key]
+    operands: list[list[tuple[int, int] | None]] = [[]]
+    for item in shape:
+        if item == _NEXT:
+            operands.append([])
+        else:
+            operands[-1].append(None if item == _CONSTANT else (item & 0xFFFFFFFF, item >> 32))
+    order: list[int] = []
+    seen: set[int] = set()
+    for root in range(roots):
+        stack = [] if root in seen else [(root, 0)]
+        seen.add(root)
+        while stack:  # depth first
+            place, position = stack.pop()
+            edges = operands[place]
+            while position < len(edges):
+                edge = edges[position]
+                position += 1
+                if edge is not None and edge[0] not in seen:
+                    seen.add(edge[0])
+                    stack.append((place, position))
+                    place, edges, position = edge[0], operands[edge[0]], 0
+            order.append(place)
+    numbers = {place: node for node, place in enumerate(order)}
+    nodes: dict[type, list[int]] = {}
+    for node, place in enumerate(order):
+        nodes.setdefault(types[place], []).append(node)
+    made = Structure(
+        types=tuple(types[place] for place in order),
+        edges=tuple(tuple(edge and (numbers[edge[0]], edge[1]) for edge in operands[place]) for place in order),
+        order=tuple(order),
+        numbers=tuple(numbers[place] for place in range(len(order))),
+        nodes={kind: tuple(members) for kind, members in nodes.items()},
+    )
+    while len(_structures) >= _STRUCTURES:
+        _structures.pop(next(iter(_structures)), None)
+    return _structures.setdefault(key, made)
 
 
 def _node_type(node: Any) -> type:
@@ -234,20 +319,21 @@ def _root(output: Tensor, number: int) -> tuple[Any, int]:
     return output.grad_fn, output.output_nr
 
 
-def _input_ref(number: int, tensor: Tensor | GradientEdge, index: dict[Any, int]) -> Ref:
+def _input_ref(number: int, tensor: Tensor | GradientEdge, graph: Graph) -> Ref:
     if isinstance(tensor, Tensor) and not tensor.requires_grad:
         raise UnusedInputError(
             f"input {number} of shape {tuple(tensor.shape)} does not require a gradient, so autograd did not follow it. "
             "Call x.requires_grad_() before the forward pass."
         )
     edge = gradient_edge(tensor)
-    if edge.node not in index:
+    node = graph.find(edge.node)
+    if node is None:
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else tuple(output_shape(edge.node, edge.output_nr))
         raise UnusedInputError(
             f"input {number} of shape {shape} is not part of the graph of the outputs: they do not depend on it. "
             "Pass the very tensor that the model used (not a copy, cast or view made afterwards)."
         )
-    return (index[edge.node], edge.output_nr)
+    return (node, edge.output_nr)
 
 
 def refuse_nested(tensor: Tensor, what: str) -> None:

@@ -12,7 +12,7 @@ from .errors import PresetError
 from .graph import Graph
 from .ops import OPS, Kind, Op
 from .presets import Preset
-from .rules import Gradient, Identity, LinearRule, PassScale, Relay, Rule, ScaleFixed, SignalTakesAll, Split, Uniform
+from .rules import Folded, Gradient, Identity, LinearRule, PassScale, Rule, ScaleFixed, SignalTakesAll, Split, Uniform
 from .step import Step
 
 
@@ -24,7 +24,7 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
     attributes = dict(graph.attributes)
     _refuse_unmatched_modules(graph, preset)
     steps: dict[int, Step] = {}
-    relays: dict[int, int] = {}
+    folded: list[int] = []
     for node in range(len(graph)):
         if not graph.runs[node]:
             continue
@@ -59,7 +59,7 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
         has_bias = op.linear is not None and op.linear.bias is not None and op.linear.bias not in absent
         fold = foldable.get(node) if isinstance(rule, LinearRule) and rule.folds else None
         if fold is not None:
-            relays[fold] = node
+            folded.append(fold)
         sum_ = added.get(node) if fold is None and isinstance(rule, LinearRule) and rule.folds else None
         steps[node] = Step(
             node=node,
@@ -76,8 +76,8 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             has_bias=has_bias or fold is not None or sum_ is not None,
             nonnegative=op.linear is not None and any(edges[i] in nonnegative for i in live if i in op.linear.factors),
         )
-    for batch_norm in relays:
-        steps[batch_norm] = steps[batch_norm].changed(rule=Relay())
+    for batch_norm in folded:
+        steps[batch_norm] = steps[batch_norm].changed(rule=Folded())
     for step in list(steps.values()):
         if step.added is not None:  # the sum belongs to the map, whose rule knows of the bias
             steps[step.added[0]] = steps[step.added[0]].changed(rule=Gradient())

@@ -69,13 +69,7 @@ class Captured:
         self.preset = explainer.preset
         self._owner: object = None  # whose values the last prediction was of
         copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in (*args, *kwargs.values())]
-        call = Call(
-            explainer.model,
-            explainer.preset,
-            tuple(copies[: len(args)]),
-            dict(zip(kwargs, copies[len(args) :])),
-            layers,
-        )
+        call = explainer.call(copies[: len(args)], dict(zip(kwargs, copies[len(args) :])), layers)
         self._inputs = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
         if not self._inputs:
             raise CaptureError("no tensor among the arguments: there is nothing to capture")
@@ -148,13 +142,14 @@ class Captured:
 
     def finish(self, target: Target, seed: Seed | None) -> Attribution | None:
         """What was found; None, if it is not finite."""
+        # copied before anything is waited for; the next replay overwrites them
+        relevances, layers = ({name: r.clone() for name, r in shown.items()} for shown in self._shown)
+        output, handed = self._output.clone(), self._handed.clone()
         good, *largest = self._verdict.tolist()
         if not good or (seed is not None and not seed.good):
             raise (seed or seed_for(self._output, target)).error()
         if not all(map(math.isfinite, largest)):
             return None
-        relevances, layers = ({name: r.clone() for name, r in shown.items()} for shown in self._shown)
-        output, handed = self._output.clone(), self._handed.clone()  # the next replay overwrites them
         return Attribution(relevances, layers, output, target, handed, self.plan, self.preset)
 
     def __repr__(self) -> str:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from .attribution import Attribution
+from .capture import leaf_id
+from .collector import paused_collector
 from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
 from .forward import Call, Forward
 from .graph import Graph
@@ -46,7 +48,7 @@ class Plans:
         self._lock = threading.Lock()
 
     def get(self, graph: Graph, preset: Preset, everything: bool = False, on_missing: str = "error") -> Plan:
-        rows = frozenset(id(OPS.get(kind.__name__)) for kind in set(graph.types))  # a row may be replaced
+        rows = frozenset(id(OPS.get(kind.__name__)) for kind in graph.structure.nodes)  # a row may be replaced
         key = (preset, everything, on_missing, rows, graph.signature)
         with self._lock:
             plan = self._plans.get(key)
@@ -101,26 +103,37 @@ class Explainer:
         self.plans = Plans()
         self._captures: OrderedDict[Any, Captured] = OrderedDict()
         self._lock = threading.Lock()
+        self._read: frozenset[int] | None = None  # learnt: the parameters that plans read, by id; None: any
+        self._learning = True
         self._record = False  # learnt: this model's constants must be recorded
 
     def __call__(
         self, *args: Any, target: Target = None, layers: Sequence[str] = (), ledger: bool = False, **kwargs: Any
     ) -> Attribution:
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), paused_collector():
             if self.cuda_graph and not ledger:  # a ledger reads numbers on the way
                 return next(self._replayed(args, kwargs, [target], layers))
-            _warn_training(self.model)
-            with Call(self.model, self.preset, args, kwargs, tuple(layers)) as call:
-                forward, plan = self.forward(call, ledger)
-                seed = seed_for(forward.output, target)
-                book = Ledger(forward.graph, plan) if ledger else None
-                found = forward.relevance(plan, seed, watch=book.watch if book else None)
-                if not sound([seed], found):
-                    raise self._not_finite(call, target)
+            return self._explain(self.call(args, kwargs, layers), target, ledger)
+
+    def _explain(self, call: Call, target: Target, ledger: bool) -> Attribution:
+        warn_training(self.model, call.modules)
+        with call:
+            forward, plan = self.forward(call, ledger)
+            seed = seed_for(forward.output, target)
+            book = Ledger(forward.graph, plan) if ledger else None
+            found = forward.relevance(plan, seed, watch=book.watch if book else None)
             handed = seed.relevance(forward.output)
-            if book is not None:
-                book.close(handed, found[: sum(len(source.edges) for source in forward.sources)])
-            return forward.attribution(found, target, handed, plan, self.preset, book)
+            if not sound([seed], found):
+                raise self._not_finite(call, target)
+        if book is not None:
+            book.close(handed, found[: sum(len(source.edges) for source in forward.sources)])
+        return forward.attribution(found, target, handed, plan, self.preset, book)
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str] = ()) -> Call:
+        """The model with these arguments, and what was learnt about it."""
+        call = Call(self.model, self.preset, tuple(args), kwargs, tuple(layers))
+        call.following.only = self._read
+        return call
 
     def each(
         self, *args: Any, targets: Sequence[Target], at_once: int = 8, layers: Sequence[str] = (), **kwargs: Any
@@ -141,13 +154,13 @@ class Explainer:
             if self.cuda_graph:
                 yield from self._replayed(args, kwargs, targets, layers)
                 return
-            _warn_training(self.model)
-            call = Call(self.model, self.preset, args, kwargs, tuple(layers))
-            with call:
+            call = self.call(args, kwargs, layers)
+            warn_training(self.model, call.modules)
+            with call, paused_collector():
                 forward, plan = self.forward(call)
             for start in range(0, len(targets), at_once):
                 chosen = targets[start : start + at_once]
-                with call:
+                with call, paused_collector():
                     seeds = [seed_for(forward.output, target) for target in chosen]
                     found = list(forward.relevances(plan, seeds, retain_graph=start + at_once < len(targets)))
                 for target, seed, relevance in zip(chosen, seeds, found):
@@ -157,16 +170,24 @@ class Explainer:
                     yield forward.attribution(relevance, target, handed, plan, self.preset)
 
     def forward(self, call: Call, ledger: bool = False) -> tuple[Forward, Plan]:
-        """A forward pass and its plan; recorded, where the plan finds values lost."""
-        forward = call.run(self._record or ledger)  # a ledger needs every value
-        try:
-            return forward, self.plans.get(forward.graph, self.preset, ledger, self.on_missing)
-        except LostActivationError:
-            if self._record or ledger:
-                raise
-        self._record = True
-        forward = call.run(record=True)
-        return forward, self.plans.get(forward.graph, self.preset, ledger, self.on_missing)
+        """A forward pass and its plan; once more with parameters followed, or recorded, where the plan lacks values."""
+        following, record = call.following, self._record or ledger  # a ledger needs every value
+        if ledger:
+            following.only = None
+        while True:
+            forward = call.run(record)
+            try:
+                plan = self.plans.get(forward.graph, self.preset, ledger, self.on_missing)
+                if following.only is None or not plan.needs_parameters:
+                    if self._learning and not (ledger or plan.needs_parameters):  # next time follow no others
+                        self._read = frozenset(leaf_id(forward.graph.handles[node]) for node in plan.leaves)
+                    self._learning = self._learning and ledger
+                    return forward, plan
+            except LostActivationError:
+                if following.only is None and record:
+                    raise
+                record = self._record = following.only is None or record
+            following.only = self._read = None
 
     def _not_finite(self, call: Call, target: Target) -> NonFiniteError:
         """Run again, watching, to name the node that made it."""
@@ -200,27 +221,23 @@ class Explainer:
                 self._captures.move_to_end(key)
                 seed = captured.launch(target, owner, args, kwargs)
                 if number == 0:  # looked at after the launch: the GPU works meanwhile
-                    _warn_training(self.model)
+                    warn_training(self.model, modules_of(self.model))
                     if not captured.fits(self.model):
                         captured = capture()
                         seed = captured.launch(target, owner, args, kwargs)
                 found = captured.finish(target, seed)
             if found is None:
-                call = Call(self.model, self.preset, args, dict(kwargs), tuple(layers))
-                raise self._not_finite(call, target)
+                raise self._not_finite(self.call(args, kwargs, layers), target)
             yield found
 
     def inspect(self, *args: Any, **kwargs: Any) -> Report:
         """Run the forward pass and plan, without handing anything back."""
-        with Call(self.model, self.preset, args, kwargs, ()) as call:
+        with self.call(args, kwargs) as call, paused_collector():
             forward = call.run(record=False)
             unknown = missing_ops(forward.graph)
             made: Plan | None = None
             if not unknown:
-                try:
-                    made = self.plans.get(forward.graph, self.preset)
-                except LostActivationError:
-                    made = self.plans.get(call.run(record=True).graph, self.preset)
+                forward, made = self.forward(call)
         return Report(self.preset, len(forward.graph), sum(forward.graph.runs), dict(unknown), made)
 
 
@@ -270,12 +287,14 @@ def one_of(on_missing: str) -> str:
     return on_missing
 
 
-def _warn_training(model: nn.Module) -> None:
+def warn_training(model: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Warn of modules that make every prediction different."""
+
     def is_noisy(module: nn.Module) -> bool:
         drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
         return module.training and (drops or isinstance(module, nn.modules.batchnorm._BatchNorm))
 
-    if not any(map(is_noisy, modules_of(model))):
+    if not any(is_noisy(module) for module in modules if module.training):
         return
     noisy = [name or type(module).__name__ for name, module in model.named_modules() if is_noisy(module)]
     shown = ", ".join(noisy[:4]) + (f" and {len(noisy) - 4} more" if len(noisy) > 4 else "")

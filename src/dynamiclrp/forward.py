@@ -7,10 +7,11 @@ is put back, also after an error. It must not know rules or plans beyond handing
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +126,12 @@ class Call:
     the model is as it was."""
 
     def __init__(
-        self, model: nn.Module, preset: Preset, args: tuple[Any, ...], kwargs: dict[str, Any], layers: tuple[str, ...]
+        self,
+        model: nn.Module,
+        preset: Preset,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        layers: tuple[str, ...],
     ) -> None:
         self.model, self.preset, self.layers = model, preset, layers
         self.modules = modules_of(model)
@@ -136,7 +142,7 @@ class Call:
         self.floats: dict[str, Tensor] = {}
         self.integers: dict[str, Tensor] = {}
         names, self.order = _argument_names(model)
-        names += [f"argument {i}" for i in range(len(names), len(args))]
+        names = [*names, *(f"argument {i}" for i in range(len(names), len(args)))]
         self.args = tuple(self._take(name, value) for name, value in zip(names, args))
         self.kwargs = {name: self._take(name, value) for name, value in kwargs.items()}
         # one tensor under two names (ids as their own labels) is explained under the name that comes first
@@ -230,30 +236,27 @@ class Call:
         tracker: Tracker | None,
     ) -> Forward | None:
         whole = graph_of([output], [])
-        reached = {id(handle) for handle in whole.handles}
         sources = [
             Explained(name, (gradient_edge(x),), (x,))
             for name, x in self.floats.items()
-            if id(gradient_edge(x).node) in reached
+            if whole.find(gradient_edge(x).node) is not None
         ]
         sources += self._lookups(whole, tracker)
         if not sources:
             return None
         sources.sort(key=lambda source: self._rank(source.name))
         missing = [
-            name for name in self.layers if name not in watched or id(watched[name].edges[0].node) not in reached
+            name for name in self.layers if name not in watched or whole.find(watched[name].edges[0].node) is None
         ]
         if missing:
             raise PresetError(
                 f"layers {missing} did not contribute to the output with a tensor that requires gradients"
             )
         layers = tuple(watched[name] for name in self.layers)
-        index = {handle: i for i, handle in enumerate(whole.handles)}
-        edges = [edge for source in (*sources, *layers) for edge in source.edges]
         graph = replace(
             whole,
-            inputs=tuple((index[edge.node], edge.output_nr) for edge in edges),
-            watched=frozenset((index[edge.node], edge.output_nr) for layer in layers for edge in layer.edges),
+            inputs=tuple(whole.ref(edge) for source in (*sources, *layers) for edge in source.edges),
+            watched=frozenset(whole.ref(edge) for layer in layers for edge in layer.edges),
             modules=_labels(whole, ranges) if self.preset.modules else None,
         )
         if recorder is not None:
@@ -347,9 +350,15 @@ def _labels(graph: Graph, ranges: list[tuple[int, int, str]]) -> tuple[str, ...]
 
 def _argument_names(model: nn.Module) -> tuple[list[str], list[str]]:
     """The arguments that a model takes by position, and all of them in order."""
+    function = getattr(model.forward, "__func__", model.forward)
     try:
-        parameters = inspect.signature(model.forward).parameters.values()
+        if function not in _names:
+            parameters = inspect.signature(model.forward).parameters.values()
+            positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            _names[function] = positional, [p.name for p in parameters]
+        return _names[function]
     except (TypeError, ValueError):
         return [], []
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return positional, [p.name for p in parameters]
+
+
+_names: WeakKeyDictionary[Any, tuple[list[str], list[str]]] = WeakKeyDictionary()  # a memo: signatures are slow

@@ -18,22 +18,48 @@ Ref = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
-    """The operations between outputs and inputs; an operand's node always stands before its consumer."""
+class Structure:
+    """Types and edges of a graph; one object for all graphs that look alike, so that comparing them costs nothing."""
 
     types: tuple[type, ...]  # autograd's class of each node
     edges: tuple[tuple[Ref | None, ...], ...]  # operands of each node; None: a constant
+    order: tuple[int, ...]  # node → its place in the walk that found it
+    numbers: tuple[int, ...]  # place → node
+    nodes: dict[type, tuple[int, ...]]  # by type
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The operations between outputs and inputs; an operand's node always stands before its consumer."""
+
+    structure: Structure
     attributes: tuple[tuple[int, tuple[Any, ...]], ...]  # (node, saved values that decide its plan)
     widths: dict[int, int]  # how many outputs a node that splits its operand has
     outputs: tuple[Ref, ...]
     inputs: tuple[Ref, ...]
     handles: tuple[Any, ...] = field(repr=False)  # autograd's nodes; they live no longer than the call
+    places: dict[Any, int] = field(repr=False)  # where the walk found each of them
     watched: frozenset[Ref] = frozenset()  # those among the inputs that are only looked at on the way (layers)
     modules: tuple[str, ...] | None = None  # the innermost module of each node, where somebody watched the forward pass
     calls: dict[int, Any] = field(default_factory=dict, repr=False)  # recorded calls by node (see recorder.py)
 
     def __len__(self) -> int:
-        return len(self.types)
+        return len(self.structure.types)
+
+    @property
+    def types(self) -> tuple[type, ...]:
+        """autograd's class of each node."""
+        return self.structure.types
+
+    @property
+    def edges(self) -> tuple[tuple[Ref | None, ...], ...]:
+        """The operands of each node; None: a constant."""
+        return self.structure.edges
+
+    def find(self, handle: Any) -> int | None:
+        """The number of one of autograd's nodes; None, if the outputs do not depend on it."""
+        place = self.places.get(handle)
+        return None if place is None else self.structure.numbers[place]
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -43,7 +69,13 @@ class Graph:
         )
         widths = tuple(self.widths.items())
         ends = (self.outputs, self.inputs, self.watched)
-        return (self.types, self.edges, self.attributes, widths, ends, self.modules, calls)
+        return (self.structure, self.attributes, widths, ends, self.modules, calls)
+
+    def ref(self, edge: Any) -> Ref:
+        """The tensor that a gradient edge stands for; for edges that are known to be part of the graph."""
+        node = self.find(edge.node)
+        assert node is not None
+        return node, edge.output_nr
 
     def name(self, node: int) -> str:
         """The operation's name: `AddmmBackward0` is `Addmm`."""

@@ -17,7 +17,7 @@ from .graph import Graph
 from .ops import Kind
 from .plan import Plan
 from .promise import operand_key, value_key
-from .rules import LinearRule, Nothing, Rule
+from .rules import Folded, LinearRule, Nothing, Rule
 from .rules.base import bounded
 from .step import Step
 
@@ -81,6 +81,8 @@ class Ledger:
         graph, forms = self._graph, self._plan.forms
 
         def arriving(grads: tuple[Tensor | None, ...]) -> None:
+            if step.fold is not None:
+                return  # entered by the batch norm above
             amount = magnitude = 0.0
             for number, s in enumerate(grads):
                 if s is None:
@@ -96,6 +98,10 @@ class Ledger:
             self._arrived[step.node] = amount, magnitude
 
         def leaving(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
+            if isinstance(step.rule, Folded):  # one account with the linear map below
+                amount, magnitude = self._arrived[graph.operand(step.node, 0)[0]] = self._arrived.pop(step.node)
+                self.entries.append(Entry(step.node, step.name, step.rule, amount, amount, {}, True, magnitude))
+                return
             amount = 0.0
             for position in step.live:
                 g, ref = grads[position], graph.edges[step.node][position]

@@ -19,14 +19,13 @@ _one_at_a_time = threading.RLock()
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
     """All modules, each once; `model.modules()` takes ten times as long, at every call."""
-    found = {id(model): model}
-    stack = [model]
-    while stack:
-        for module in stack.pop()._modules.values():
-            if module is not None and id(module) not in found:
-                found[id(module)] = module
-                stack.append(module)
-    return list(found.values())
+    found, seen = [model], {model}
+    for module in found:  # which grows on the way
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return found
 
 
 class Following:
@@ -34,6 +33,7 @@ class Following:
 
     def __init__(self, modules: Sequence[nn.Module], preset: Preset, integers: bool) -> None:
         self.modules, self.preset, self.integers = modules, preset, integers
+        self.only: frozenset[int] | None = None  # parameters that are known to be the only ones needed
         self._freeze: bool | None = None  # the last choice, for those who enter again
         self._before: dict[int, tuple[nn.Parameter, bool]] = {}
         self._statistics: list[tuple[Tensor, Tensor]] = []
@@ -72,16 +72,26 @@ class Following:
                     parameter.requires_grad_(flag)
 
     def _wanted(self) -> set[int]:
-        """Weights of linear maps are never needed. All else is, where a rule computes with parameters; biases always are,
-        and the embeddings where token ids are explained."""
-        maps = (nn.Linear, nn.modules.conv._ConvNd)
-        weights = {id(m.weight) for m in self.modules if isinstance(m, maps) or type(m).__name__ == "Conv1D"}
-        tables = {id(m.weight) for m in self.modules if isinstance(m, nn.Embedding)}
-        named = [(name, p) for m in self.modules for name, p in m._parameters.items() if p is not None]
-        if self.integers:  # a table may be any parameter
-            tables |= {id(p) for _, p in named if p.dim() >= 2 and id(p) not in weights}
-        if self.preset.needs_parameters:
-            return {id(p) for _, p in named if id(p) not in weights} | tables
-        # following a bias makes autograd save nothing, and keeps its value where an activation's input must be rebuilt
-        biases = {id(p) for name, p in named if name.endswith("bias")}
-        return biases | (tables if self.integers else set())
+        """Weights of linear maps are never needed. All else is, where a rule computes with parameters; biases, where values
+        may have to be rebuilt from them; tables of embeddings, where token ids are explained."""
+        biases, integers = self.only is None, self.integers
+        every = biases and self.preset.needs_parameters
+        weights, tables, wanted = set[int](), set[int](), set(self.only or ())
+        if not (biases or integers):
+            return wanted
+        for module in self.modules:
+            parameters = module._parameters
+            if isinstance(module, nn.Embedding) and (every or integers):
+                tables.add(id(module.weight))
+            elif parameters and (isinstance(module, _MAPS) or type(module).__name__ == "Conv1D"):
+                weights.add(id(module.weight))
+            for name, parameter in parameters.items():
+                # a table may be any parameter
+                if parameter is not None and (
+                    every or (biases and name.endswith("bias")) or (integers and parameter.dim() >= 2)
+                ):
+                    wanted.add(id(parameter))
+        return (wanted - weights) | tables
+
+
+_MAPS = (nn.Linear, nn.modules.conv._ConvNd)

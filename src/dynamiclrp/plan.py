@@ -18,8 +18,8 @@ from .graph import Graph
 from .ops import OPS, Kind
 from .ops.refused import refusal
 from .presets import Preset
-from .promise import Branch, Key, Promise, Replay, Source, Sources, describe, operand_key, value_key
-from .rules import OUT, LinearRule, Relay
+from .promise import Branch, Key, Leaf, Promise, Replay, Source, Sources, describe, operand_key, value_key
+from .rules import OUT, LinearRule
 from .step import FOLD_BIAS, Place, Step
 
 
@@ -51,11 +51,17 @@ class Plan:
     nodes: int
     ops: int
     replayed: dict[int, tuple[str, ...]]  # by node that is replayed: the saved tensors its forward may read
+    leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
     @cached_property
     def hooked(self) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if any(step.hooks))
+
+    @cached_property
+    def needs_parameters(self) -> bool:
+        """Do its rules depend on which parameters autograd followed?"""
+        return any(step.rule.needs_parameters for step in self.steps)
 
     @cached_property
     def touched(self) -> tuple[int, ...]:
@@ -189,8 +195,13 @@ def _promise(
         nodes=len(graph),
         ops=len(set(graph.types)),
         replayed=_read_by_replays(graph, needed),
+        leaves=tuple(sorted(_leaves(needed) - {node for node, _ in graph.inputs})),
         missing=dict(missing_ops(graph)),
     )
+
+
+def _leaves(sources: dict[Key, Source]) -> set[int]:
+    return {source.node for source in sources.values() if isinstance(source, Leaf)}
 
 
 def _read_by_replays(graph: Graph, sources: dict[Key, Source]) -> dict[int, tuple[str, ...]]:
@@ -238,7 +249,7 @@ def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
 
 def _is_rectified(graph: Graph, step: Step, forms: dict[int, str]) -> bool:
     """Is a rectifier the only consumer? No relevance arrives where it is shut, and where it is open the values agree."""
-    if not isinstance(step.rule, (LinearRule, Relay)):
+    if not isinstance(step.rule, LinearRule):
         return False
     node = step.top
     users = graph.consumers.get((node, 0), [])

@@ -6,7 +6,7 @@ every rule shares stand here once: missing gradients, dtypes, s against R, fetch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, reduce
 from typing import Any
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .capture import output_shape, read_error, refuse_nested
+from .capture import Saved, output_shape, read_error, refuse_nested
 from .errors import UnsupportedTensorError
 from .graph import Graph
-from .ops import Op
 from .ops.fused import kernel
 from .ops.normalise import batch_norm_affine
 from .plan import Plan
@@ -35,18 +34,18 @@ _PIECE_ELSEWHERE = 1 << 24
 class Here:
     """What a rule sees of the node that it is applied to, while it is applied."""
 
-    def __init__(self, step: Step, values: Values, affine: tuple[Tensor, Tensor] | None) -> None:
-        self.step = step
-        self.saved = values.saved(step.node)
-        self.stash: Any = None  # from `before` to `after`
-        self.bias_coefficient: Tensor | None = None  # likewise, at the output's shape
-        self._values = values
-        self._operands: dict[int, Tensor] = {}
-        self._affine = affine  # of the folded batch norm
+    stash: Any = None  # from `before` to `after`
+    bias_coefficient: Tensor | None = None  # likewise, at the output's shape
 
-    @property
-    def op(self) -> Op:
-        return self.step.op
+    def __init__(self, step: Step, values: Values) -> None:
+        self.step, self.op, self._values = step, step.op, values
+        self._operands: dict[int, Tensor] = {}
+        # of the folded batch norm, whose turn it is: after it what it saved is freed
+        self._affine = None if step.fold is None else batch_norm_affine(values.saved(step.fold))
+
+    @cached_property
+    def saved(self) -> Saved:
+        return self._values.saved(self.step.node)
 
     def _value(self, position: int) -> Any:
         place = self.step.places[position]
@@ -92,7 +91,21 @@ class Here:
 
     def on_live(self, grads: Grads, edit: Callable[[Tensor], Tensor]) -> Grads:
         """Edit what goes to the live operands (of a product or linear map: to its live factors)."""
-        return [edit(g) if g is not None and i in self.step.live_factors else g for i, g in enumerate(grads)]
+        live = self.step.live_factors
+        return [edit(g) if g is not None and i in live else g for i, g in enumerate(grads)]
+
+    def scaled(self, grads: Grads, factors: Mapping[int, float]) -> Grads:
+        """Multiply by the factors, in one launch; operands without one keep what they have, a factor of 0 leaves nothing."""
+        made: Grads = [g if factors.get(i, 1) else None for i, g in enumerate(grads)]
+        chosen = [i for i, factor in factors.items() if factor not in (0, 1) and made[i] is not None]
+        found: list[Any] = [made[i] for i in chosen]
+        if self._values.batched:  # which several tensors at once are not
+            found = [g * factors[i] for g, i in zip(found, chosen)]
+        elif found:
+            found = list(torch._foreach_mul(found, [factors[i] for i in chosen]))
+        for i, g in zip(chosen, found):
+            made[i] = g
+        return made
 
     # Linear maps, with a batch norm folded in where there is one ---------------------------------------------------
 
@@ -228,12 +241,6 @@ class Here:
             extra = self.transposed(u, *self._absolute)
         return extra if self.step.nonnegative else extra.mul_(sign(self.factors[self.live_factor]))
 
-    def unfold(self, u: Tensor) -> Tensor:
-        """Feed the native backward, which knows only the weight without the batch norm."""
-        if self._affine is None:
-            return u
-        return u * self._spread(self._affine[0])
-
 
 def _same_dtype(*tensors: Tensor) -> list[Tensor]:
     """Under autocast the factors of one product may differ: take the widest."""
@@ -272,7 +279,7 @@ def run(
                 handles.append(graph.handles[node].register_prehook(_turn(values.saved, node)))
             for step in plan.hooked if watch is None else plan.steps:
                 if step.rule.device in (None, device) or step.convert or step.multiply or watch is not None:
-                    _attach(step, graph.handles[step.node], values, handles, watch)
+                    _attach(step, graph, values, handles, watch)
             for node in values.regions:  # and let go after the rules
                 handles.append(graph.handles[node].register_hook(_turn(values.had_its_turn, node)))
             found = torch.autograd.grad(
@@ -300,12 +307,15 @@ def _without_autocast(device: str) -> Any:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-def _attach(step: Step, node: Any, values: Values, handles: list[Any], watch: Any) -> None:
+def _attach(step: Step, graph: Graph, values: Values, handles: list[Any], watch: Any) -> None:
+    node = graph.handles[step.node]
+    # with a batch norm folded in, the rule begins above it, and the norm's own backward multiplies by its scale
+    top = node if step.fold is None else graph.handles[step.fold]
     before, after = _hooks(step, values)
     arriving, leaving = watch(step, node, values) if watch is not None else (None, None)
     for register, hook in (
         (node.register_prehook, arriving),
-        (node.register_prehook, before),
+        (top.register_prehook, before),
         (node.register_hook, after),
         (node.register_hook, leaving),
     ):
@@ -324,37 +334,42 @@ def _turn(what: Callable[[int], Any], node: int) -> Callable[..., None]:
 
 def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
     """Hooks before and after the native backward. What a rule fetched is let go after the last of them."""
-    rule, (edits_before, edits_after) = step.rule, step.edits
-    # read now: the batch norm will have freed its saved values when this node's turn comes
-    affine = None if step.fold is None else batch_norm_affine(values.saved(step.fold))
+    rule, convert, multiply = step.rule, step.convert, step.multiply
+    (edits_before, edits_after), (hooks_before, hooks_after) = step.edits, step.hooks
     passed: list[Here] = []  # from `before` to `after`
 
     def before(grads: tuple[Tensor | None, ...]) -> Any:
-        s = grads[0]
-        if s is None:
+        given = grads[0]
+        if given is None:
             return None
-        here, given = Here(step, values, affine), s
-        if step.convert:
-            s = divide(s, here.output)
+        here = Here(step, values)
+        s = divide(given, here.output) if convert else given
         if edits_before:
             s = rule.before(here, s)
-        if step.hooks[1]:
+        if hooks_after:
             passed.append(here)
-        return (s.to(given.dtype), *grads[1:])
+        return (_like(s, given), *grads[1:])
 
     def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
         s = incoming[0]
         if s is None:
             return None
-        here = passed.pop() if passed else Here(step, values, affine)
+        here = passed.pop() if passed else Here(step, values)
         made: Grads = rule.after(here, list(grads), s) if edits_after else list(grads)
-        for position in step.multiply:
+        for position in multiply:
             g = made[position]
             if g is not None:
                 made[position] = g * here.operand(position)
-        return tuple(None if g is None or native is None else g.to(native.dtype) for g, native in zip(made, grads))
+        return tuple([_like(g, native) for g, native in zip(made, grads)])
 
-    return before if step.hooks[0] else None, after if step.hooks[1] else None
+    return before if hooks_before else None, after if hooks_after else None
+
+
+def _like(g: Tensor | None, native: Tensor | None) -> Tensor | None:
+    """In the dtype of what autograd made; nothing, where it made nothing."""
+    if g is None or native is None:
+        return None
+    return g if g.dtype == native.dtype else g.to(native.dtype)
 
 
 def check_tensors(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:

@@ -50,8 +50,8 @@ class Step:
         """A copy with other decisions; `dataclasses.replace` would be most of a plan's time."""
         made = object.__new__(Step)
         made.__dict__.update(self.__dict__, **what)
-        made.__dict__.pop("edits", None)
-        made.__dict__.pop("hooks", None)
+        for name in ("edits", "hooks", "prepared", "live_factors"):
+            made.__dict__.pop(name, None)
         return made
 
     def needs(self, position: int) -> bool:
@@ -67,7 +67,7 @@ class Step:
         """Positions of the operands that are multiplied."""
         return self.op.linear.factors if self.op.linear else self.op.factors
 
-    @property
+    @cached_property
     def live_factors(self) -> tuple[int, ...]:
         """Live operands that are multiplied; all live ones, where nothing is."""
         if self.op.linear or self.op.kind is Kind.PRODUCT:
@@ -91,6 +91,11 @@ class Step:
     def edits(self) -> tuple[bool, bool]:
         """Does the rule have something to do before, after the native backward?"""
         return self.rule.edits(self)
+
+    @cached_property
+    def prepared(self) -> Any:
+        """What the rule works out once for all runs."""
+        return self.rule.prepare(self)
 
     @cached_property
     def hooks(self) -> tuple[bool, bool]:

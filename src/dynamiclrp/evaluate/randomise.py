@@ -194,17 +194,17 @@ class _Explained:
         self.allowed = unit.allowed(batch.inputs.explained, batch.inputs.values, self.layout)
         self.before = {method.name: self._ranks(method) for method in methods}
 
-    def _ranks(self, method: Method) -> list[tuple[Tensor, Tensor]] | str:
-        """Of each row's pooled relevance and its magnitude, or why there are none."""
+    def _ranks(self, method: Method) -> list[Tensor] | str:
+        """Of pooled relevance and of its magnitude, rows with as many units together: [2, rows, units]; or why there are none."""
         try:
             found = method.relevance(self.subject, self.batch.inputs, self.targets, self.batch.indices)
             scores = self.layout.scores(found)
+            if self.allowed is not None:
+                rows = [row[allowed] for row, allowed in zip(scores, self.allowed)]
+                return [ranks(torch.stack([row, row.abs()])[:, None]) for row in rows]
             if found.device.type == "cuda":  # ranking is most of the time for large images
                 scores = scores.to(found.device)
-            if self.allowed is None:
-                return list(zip(ranks(scores), ranks(scores.abs())))
-            rows = [row[allowed.to(row.device)] for row, allowed in zip(scores, self.allowed)]
-            return [(ranks(row), ranks(row.abs())) for row in rows]
+            return [ranks(torch.stack([scores, scores.abs()]))]
         except Exception as error:  # other packages raise anything; it is reported, beside the table or at once
             if self.on_error == "raise":
                 raise
@@ -213,13 +213,13 @@ class _Explained:
     def correlations(self) -> Iterator[dict[str, Any]]:
         for method in self.methods:
             before, after = self.before[method.name], self._ranks(method)
-            for row, index in enumerate(self.batch.indices):
-                record: dict[str, Any] = {"method": method.name, "input": index}
-                if isinstance(before, str) or isinstance(after, str):
-                    yield record | {"error": before if isinstance(before, str) else after}
-                    continue
-                signed, absolute = (_pearson(a, b) for a, b in zip(before[row], after[row]))
-                yield record | {"signed": signed, "absolute": absolute}
+            records = [{"method": method.name, "input": index} for index in self.batch.indices]
+            if isinstance(before, str) or isinstance(after, str):
+                yield from (record | {"error": before if isinstance(before, str) else after} for record in records)
+                continue
+            signed, absolute = torch.cat([correlation(a, b).cpu() for a, b in zip(before, after)], 1).tolist()
+            for record, one, other in zip(records, signed, absolute):
+                yield record | {"signed": one, "absolute": other}
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
@@ -229,7 +229,7 @@ def spearman(a: Tensor, b: Tensor) -> float:
     >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 9.0])), 6)
     1.0
     """
-    return _pearson(ranks(a.flatten()), ranks(b.flatten()))
+    return float(correlation(ranks(a.flatten()), ranks(b.flatten())))
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -239,10 +239,11 @@ def ranks(values: Tensor) -> Tensor:
     return (below + to + 1).double() / 2
 
 
-def _pearson(x: Tensor, y: Tensor) -> float:
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(x.norm() * y.norm())
-    return float(x @ y) / scale if scale else 0.0
+def correlation(x: Tensor, y: Tensor) -> Tensor:
+    """Pearson's, along the last dimension; 0 where one side is constant."""
+    x, y = (v - v.mean(-1, keepdim=True) for v in (x, y))
+    scale = x.norm(dim=-1) * y.norm(dim=-1)
+    return torch.where(scale > 0, (x * y).sum(-1) / scale, 0.0)
 
 
 # -------------------------------------------------------------------------------------------------------------- weights

@@ -2,7 +2,7 @@
 
 from .base import OUT, Gradient, Grads, Move, Nothing, Rule
 from .linear import AlphaBeta, Box, Epsilon, Flat, Gamma, LinearRule, WSquare, ZPlus
-from .passing import Affine, Attention, Carry, FunctionShare, Identity, PassScale, Relay, ScaleFixed
+from .passing import Affine, Attention, Carry, Folded, FunctionShare, Identity, PassScale, ScaleFixed
 from .shares import AbsoluteShare, ProductShare, SignalTakesAll, Split, Uniform, UniformPool
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Carry",
     "Epsilon",
     "Flat",
+    "Folded",
     "FunctionShare",
     "Gamma",
     "Gradient",
@@ -25,7 +26,6 @@ __all__ = [
     "Nothing",
     "PassScale",
     "ProductShare",
-    "Relay",
     "Rule",
     "ScaleFixed",
     "SignalTakesAll",

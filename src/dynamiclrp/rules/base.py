@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -71,6 +71,9 @@ class Rule:
     def edits(self, step: Step) -> tuple[bool, bool]:
         """Which of `before` and `after` it has to do at this step."""
         return type(self).before is not Rule.before, type(self).after is not Rule.after
+
+    def prepare(self, step: Step) -> Any:
+        """What can be worked out once per plan; `step.prepared` holds it."""
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         """What to feed the native backward with."""

@@ -101,9 +101,9 @@ class Epsilon(LinearRule):
     def before(self, here: Here, s: Tensor) -> Tensor:
         if here.carries_s and self.top == 1 and not (self.bias == "absolute" and here.step.has_bias):
             # z / stab(z), which is 0 for z = 0 and 1 for an infinite z (an additive mask)
-            return here.unfold(s / (usable(self.eps, s) / here.output.abs()).add_(1))
+            return s / (usable(self.eps, s) / here.output.abs()).add_(1)
         r, z = self.relevance(here, s)
-        return here.unfold(r / stabilise(z, self.eps))
+        return r / stabilise(z, self.eps)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.give_bias(here, grads)
@@ -156,7 +156,7 @@ class Gamma(_SignedRule):
             own = u / (1 + self.gamma / 2)
             here.bias_coefficient = torch.where((z > 0) == (here.bias > 0), own * (1 + self.gamma), own)
         here.stash = v
-        return here.unfold(u)
+        return u
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.deliver(here, grads, self._ratio)
@@ -179,7 +179,7 @@ class ZPlus(_SignedRule):
         if here.wants_bias and self.bias == "proportional":
             here.bias_coefficient = torch.where(here.bias > 0, 2 * u, 0)
         here.stash = u
-        return here.unfold(u)
+        return u
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.deliver(here, grads)
@@ -207,7 +207,7 @@ class AlphaBeta(_SignedRule):
         if here.wants_bias and self.bias == "proportional":
             here.bias_coefficient = torch.where(here.bias > 0, 2 * positive, -2 * negative)
         here.stash = positive + negative
-        return here.unfold(positive - negative)
+        return positive - negative
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.deliver(here, grads)

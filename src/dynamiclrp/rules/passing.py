@@ -115,8 +115,9 @@ class ScaleFixed(Rule):
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         assert here.op.fixed is not None
-        passed = here.op.fixed(here.saved, s)
-        return [None if g is None else passed for g in grads[:1]] + grads[1:]
+        if grads[0] is not None:
+            grads[0] = here.op.fixed(here.saved, s)
+        return grads
 
 
 @dataclass(frozen=True)
@@ -237,42 +238,25 @@ class Attention(Rule):
         both = query in step.live and key in step.live
         return pattern / 2 if both and position in (query, key) else pattern
 
-    def _common(self, step: Step) -> float:
-        """What arrives is multiplied by this, once for all: the smallest part that any operand takes."""
-        return min((f for f in (self._factor(step, i) for i in step.live) if f), default=1.0)
+    def prepare(self, step: Step) -> dict[int, float]:
+        return {i: self._factor(step, i) for i in step.live}
 
     def edits(self, step: Step) -> tuple[bool, bool]:
-        common = self._common(step)
-        return common != 1, any(self._factor(step, i) != common for i in step.live)
-
-    def before(self, here: Here, s: Tensor) -> Tensor:
-        return s * self._common(here.step)
+        return False, any(factor != 1 for factor in self.prepare(step).values())
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        common = self._common(here.step)
-        factors = [self._factor(here.step, i) / common for i in range(len(grads))]
-        return [None if g is None or f == 0 else g if f == 1 else g * f for g, f in zip(grads, factors)]
+        return here.scaled(grads, here.step.prepared)
 
     def blocks(self, step: Step) -> Iterable[int]:
         return [i for i in step.live if self._factor(step, i) == 0]
 
 
 @dataclass(frozen=True)
-class Relay(Rule):
-    """A batch norm that belongs to the linear map below it: hands down R, which that map's rule takes."""
+class Folded(Affine):
+    """A batch norm that belongs to the linear map below it, whose rule begins above it."""
 
-    delivers_relevance = True
-
-    def needs(self, step: Step) -> Iterable[int]:
-        return (OUT,)
-
-    def takes_relevance(self, step: Step) -> bool:
+    def passes_relevance(self, step: Step) -> bool:
         return True
-
-    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        # the output is rebuilt here at the latest: the map below needs it too, and by then this node's values are freed
-        r = here.relevance(s, here.output)
-        return [None if g is None else r for g in grads[:1]] + grads[1:]
 
     def conserves(self, step: Step) -> bool:
         return True

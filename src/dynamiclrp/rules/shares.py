@@ -135,14 +135,15 @@ class Split(Rule):
         if not (0 <= self.gate <= 1 and 0 <= self.weights <= 1):
             raise ValueError(f"{self}: expected parts between 0 and 1")
 
-    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+    def prepare(self, step: Step) -> dict[int, float]:
         # `choose` has put the part of attention weights into `gate` where the gate is such
-        step = here.step
-        parts = {i: 1 - self.gate if i == step.signal else self.gate for i in step.live_factors}
-        return [None if g is None or parts.get(i) == 0 else g * parts.get(i, 1.0) for i, g in enumerate(grads)]
+        return {i: 1 - self.gate if i == step.signal else self.gate for i in step.live_factors}
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return here.scaled(grads, here.step.prepared)
 
     def blocks(self, step: Step) -> Iterable[int]:
-        return [i for i in step.live_factors if (1 - self.gate if i == step.signal else self.gate) == 0]
+        return [i for i, part in self.prepare(step).items() if part == 0]
 
     def conserves(self, step: Step) -> bool:
         return _is_whole(step)
