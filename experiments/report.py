@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from report_text import (
+    CERTAINTY,
     CHOICE,
     HOW,
     INTRODUCTION,
@@ -180,6 +181,34 @@ def randomised(rows: dict[str, Row]) -> str:
     return "\n\n".join(text)
 
 
+def certain(rows: dict[str, Row], known: Row) -> str:
+    """ABPC over all inputs, over those the model gets right, and over those it also is sure of."""
+    body = []
+    for key, row in rows.items():
+        if key not in known:
+            continue
+        right, probability = known[key]["right"], known[key]["probability"]
+        peers = [n for n in finished(row) if is_peer(n)]
+        for label, chosen in (
+            ("all", [True] * len(right)),
+            ("right", [bool(r) for r in right]),
+            ("right, probability above 0.5", [bool(r) and p > 0.5 for r, p in zip(right, probability)]),
+        ):
+            means = {n: mean_of(row["methods"][n]["abpc"], chosen) for n in ("default", *peers)}
+            peer = max(peers, key=lambda n: means[n])
+            shown = [means["default"], means.get("SmoothGrad"), means.get("IntegratedGradients")]
+            cells = ["" if value is None else number(value) for value in shown]
+            body.append(
+                [f"{row['model']}, {label}", str(sum(chosen)), cells[0], f"{peer} {number(means[peer])}", *cells[1:]]
+            )
+    return table(["inputs", "number", "`default`", "best peer", "SmoothGrad", "IntegratedGradients"], body)
+
+
+def mean_of(values: list[float], chosen: list[bool]) -> float:
+    kept = [value for value, take in zip(values, chosen, strict=True) if take]
+    return sum(kept) / len(kept)
+
+
 def search(rows: dict[str, Row], chosen: dict[str, str]) -> str:
     """Every candidate on the search half: the chosen one's place in each row."""
     body = []
@@ -238,6 +267,7 @@ def trained(models: Row) -> str:
             if key in facts
         ]
         more = f", on from earlier weights ({facts['started_from']})" if facts.get("started_from") else ""
+        more += ", taught by VGG16" if facts.get("teacher") else ""
         spent = f"{facts['epochs']:.0f} epochs{more}" if "epochs" in facts else f"{facts['seconds']} s"
         body.append([f"`{name}`", ", ".join(scores), spent])
     return "Trained here, on a shared GPU and a time budget:\n\n" + table(
@@ -297,6 +327,49 @@ def curves(row: Row, path: Path) -> None:
     plt.close(figure)
 
 
+LINES = {  # of the randomisation figure: colour and style
+    "default": ("#0b6e4f", "-"),
+    "attnlrp": ("#2b6cb0", "-"),
+    "gamma": ("#63b3ed", "-"),
+    "dynamic": ("#6b46c1", "-"),
+    "Saliency": ("#b7791f", "--"),
+    "IntegratedGradients": ("#718096", "--"),
+    "SmoothGrad": ("#c05621", "--"),
+    "Zennit EpsilonPlusFlat": ("#b83280", ":"),
+    "GuidedBackprop (Zennit)": ("#1a202c", ":"),
+}
+
+
+def randomisation_curves(rows: dict[str, Row], path: Path) -> None:
+    """Rank correlations, signed and of magnitudes, from the trained model to one whose every layer is random."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(
+        2, len(rows), figsize=(2.6 * len(rows), 5), sharex=True, sharey="row", layout="constrained", squeeze=False
+    )
+    for row, column in zip(rows.values(), axes.T):
+        steps = [i / len(row["layers"]) for i in range(len(row["layers"]) + 1)]
+        for axis, place, label in ((column[0], 0, "signed"), (column[1], 3, "of magnitudes")):
+            for name, (colour, style) in LINES.items():
+                values = row["methods"].get(name, {})
+                if len(values) == len(row["layers"]):
+                    line = [1.0, *(values[layer][place] for layer in row["layers"])]
+                    axis.plot(steps, line, color=colour, ls=style, lw=1.3, label=name if place == 0 else None)
+            axis.axhline(0, color="#222222", lw=0.6)
+            axis.spines[["top", "right"]].set_visible(False)
+            if column is axes.T[0]:
+                axis.set_ylabel(f"rank correlation, {label}", fontsize=8)
+        column[0].set_title(row["model"], fontsize=9)
+        column[1].set_xlabel("share of layers that are random,\nfrom the output", fontsize=7)
+    handles = {text: line for axis in axes[0] for line, text in zip(*axis.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), fontsize=7, frameon=False, loc="outside lower center", ncols=5)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 # ------------------------------------------------------------------------------------------------------------------ page
 
 
@@ -334,10 +407,14 @@ def main() -> None:
             f"![Curves]({options.results.name}/{key}.png)",
             comparison(row),
         ]
+    if "certainty" in found:
+        parts += ["## Which inputs count", CERTAINTY, certain(rows, found["certainty"]["rows"])]
     if answers:
         parts += ["## Answers to questions", SPANS_NOTE, spans(answers)]
     if randomisations:
-        parts += ["## Parameter randomisation", RANDOMISATION, randomised(randomisations)]
+        randomisation_curves(randomisations, options.results / "randomisation.png")
+        picture = f"![Rank correlations against the layers that are random]({options.results.name}/randomisation.png)"
+        parts += ["## Parameter randomisation", RANDOMISATION, picture, randomised(randomisations)]
     parts += ["## How to run them", HOW]
     if "trained" in found:
         parts.append(trained(found["trained"]["models"]))

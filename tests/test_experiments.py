@@ -439,3 +439,64 @@ def test_weights_of_an_onnx_file_get_their_modules_names(tmp_path):
     file.write_bytes(b"\x0bnonsense")
     with pytest.raises(ValueError, match="not an ONNX file"):
         read.onnx_weights(file)
+
+
+# ------------------------------------------------------------------------------------------------- variants of `default`
+
+
+def convolutions(depthwise: bool = False) -> nn.Module:
+    """The second one's output has both signs, as a linear bottleneck's; behind a rectifier several rules are one."""
+    torch.manual_seed(0)
+    groups = 4 if depthwise else 1
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Hardtanh(0, 6),
+        nn.Conv2d(4, 8, 3, groups=groups), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(128, 3),
+    ).eval()  # fmt: skip
+
+
+def test_the_rule_written_out_is_gamma_and_each_change_matters():
+    variants = __import__("variants")
+    default, x = dlrp.preset("default"), torch.randn(2, 3, 8, 8)
+
+    def explained(model, rule):
+        return dlrp.explain(model, x, preset=default | {"conv": rule}).relevance
+
+    model = convolutions()
+    torch.testing.assert_close(
+        explained(model, variants.Variant()), explained(model, dlrp.Gamma(0.25)), rtol=1e-4, atol=1e-6
+    )
+    model = convolutions(depthwise=True)
+    torch.testing.assert_close(
+        explained(model, variants.Variant(depthwise=1.0)), explained(model, dlrp.Gamma(1.0)), rtol=1e-4, atol=1e-6
+    )
+    same = explained(model, variants.Variant())
+    for change in (
+        *({"favours": favours} for favours in variants.FAVOURS[1:]),
+        *({"share": share} for share in variants.BIAS[1:]),
+        {"relative": 0.1}, {"narrow": 1.0},
+    ):  # fmt: skip
+        assert not torch.allclose(explained(model, variants.Variant(**change)), same, rtol=1e-3)
+
+
+def test_contrast_sets_the_answer_against_the_others():
+    variants = __import__("variants")
+    model, x = nn.Sequential(nn.Linear(4, 3, bias=False)), torch.randn(2, 4)
+    found = variants.Contrast()(model, x, torch.tensor([0, 2]))
+    logits = model(x).detach()
+    for row, answer in enumerate((0, 2)):
+        others = [i for i in range(3) if i != answer]
+        weights = logits[row, others].softmax(0)
+        direction = model[0].weight[answer] - weights @ model[0].weight[others]
+        torch.testing.assert_close(found[row], (x[row] * direction).detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_teacher_pulls_towards_its_answers():
+    cifar10 = __import__("cifar10")
+    torch.manual_seed(0)
+    teacher, x = nn.Linear(6, 10), torch.randn(5, 6)
+    own = teacher(x).detach()
+    assert cifar10.taught(own, x, teacher) == pytest.approx(0, abs=1e-6)
+    logits = torch.randn(5, 10, requires_grad=True)
+    loss = cifar10.taught(logits, x, teacher)
+    loss.backward()
+    assert cifar10.taught(logits.detach() - 0.5 * logits.grad, x, teacher) < loss
