@@ -350,7 +350,7 @@ def randomisation_curves(rows: dict[str, Row], path: Path) -> None:
     figure, axes = plt.subplots(
         2, len(rows), figsize=(2.6 * len(rows), 5), sharex=True, sharey="row", layout="constrained", squeeze=False
     )
-    for row, column in zip(rows.values(), axes.T):
+    for at, (row, column) in enumerate(zip(rows.values(), axes.T)):
         steps = [i / len(row["layers"]) for i in range(len(row["layers"]) + 1)]
         for axis, place, label in ((column[0], 0, "signed"), (column[1], 3, "of magnitudes")):
             for name, (colour, style) in LINES.items():
@@ -360,7 +360,7 @@ def randomisation_curves(rows: dict[str, Row], path: Path) -> None:
                     axis.plot(steps, line, color=colour, ls=style, lw=1.3, label=name if place == 0 else None)
             axis.axhline(0, color="#222222", lw=0.6)
             axis.spines[["top", "right"]].set_visible(False)
-            if column is axes.T[0]:
+            if at == 0:
                 axis.set_ylabel(f"rank correlation, {label}", fontsize=8)
         column[0].set_title(row["model"], fontsize=9)
         column[1].set_xlabel("share of layers that are random,\nfrom the output", fontsize=7)

@@ -76,13 +76,13 @@ An explanation must change when the model does (Adebayo et al. 2018). From the o
 gives Spearman's rank correlation of relevance with that of the trained model after the named layer and all above it are
 random, signed / of magnitudes. Near 0 is good; a method that stays high for long shows the input rather than the model.
 
-*What it says of us.* Signed relevance passes: under every preset its correlation is near 0, or negative, as soon as the head
-is random (a random head of two classes may reverse the answer, as MiniLM's did here). Where relevance *is* does not change as fast:
-under gamma, and so under `default`, magnitudes on VGG16 and MobileNetV2 keep their ranks until the lower half is random
-too, for their upper layers hand relevance on by what is active more than by which class is asked for. LRP-0 (`attnlrp`) and
-gradients forget faster there and rank worse (above); z⁺ (`epsilon-plus`, Zennit EpsilonPlusFlat) forgets last. SmoothGrad, which
-has no sign, stays above 0.4 on CIFAR-10 with every layer random. Guided backpropagation, known to fail this check, does
-on CIFAR-10.
+*What it says of us.* Signed relevance passes: once the head is random, that of `default` is near 0 or negative on conv nets and
+MiniLM (a random head of two classes may reverse the answer, as here; `gamma` on VGG16 comes back to 0.4 for some layers). Where relevance
+*is* changes later: under gamma, and so under `default`, magnitudes on VGG16 and MobileNetV2 keep their ranks until two thirds
+or more of the layers are random, for upper layers hand relevance on by what is active more than by which class is asked for.
+LRP-0 (`attnlrp`) and gradients forget faster there, and rank worse in the tables above; z⁺ (`epsilon-plus`, Zennit EpsilonPlusFlat) forgets
+last. SmoothGrad, which has no sign, still resembles itself on CIFAR-10 when every layer is random. Guided backpropagation, known
+to fail this check, does so on CIFAR-10.
 """
 
 CERTAINTY = """

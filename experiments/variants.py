@@ -39,7 +39,8 @@ class Variant(LinearRule):
     `favours`: those of the sign of the output, of the output without its bias, of relevance; positive ones; or all of positive
     weights, whatever the sign of the input (the classic rule). `share`: the bias in the denominator, out of it, or it takes
     |b| / (|x·W| + |b|) first. `relative`: a stabiliser, in units of the outputs' root mean square. `depthwise`: their gamma.
-    `wide`, `narrow`: gamma of maps wider than 28 pixels and not wider than 7.
+    `wide`, `narrow`: gamma of maps wider than 28 pixels and not wider than 7. `last`: that of the last convolution, from the
+    first on by equal factors.
     """
 
     gamma: float = 0.25
@@ -49,6 +50,7 @@ class Variant(LinearRule):
     depthwise: float | None = None
     wide: float | None = None
     narrow: float | None = None
+    last: float | None = None
 
     def needs(self, step: Any) -> Iterable[int]:
         yield OUT
@@ -62,7 +64,7 @@ class Variant(LinearRule):
 
     def after(self, here: Any, grads: Any, s: Tensor) -> Any:
         r, z, (x, w) = here.stash, here.output, here.factors
-        gamma = self.gamma_at(z, w)
+        gamma = self.gamma_at(z, w) if self.last is None else self.gamma_by_depth(here, self.last)
         bias = here.bias if here.step.has_bias else z.new_zeros(())
         linear = z - bias
         if self.share == "first":
@@ -90,6 +92,12 @@ class Variant(LinearRule):
         if self.wide is not None and z.shape[-1] > 28:
             return self.wide
         return self.narrow if self.narrow is not None and z.shape[-1] <= 7 else self.gamma
+
+    def gamma_by_depth(self, here: Any, last: float) -> float:
+        graph = here._values.graph
+        nodes = [n for n in range(len(graph)) if graph.runs[n] and graph.name(n) == "Convolution"]
+        depth = nodes.index(here.step.node) / max(1, len(nodes) - 1)
+        return self.gamma ** (1 - depth) * last**depth
 
     def stable(self, d: Tensor, z: Tensor) -> Tensor:
         spread = z.square().mean(tuple(range(1, z.dim())), keepdim=True).sqrt()
@@ -151,6 +159,11 @@ def variants(mean: Any, std: Any) -> m.Methods:
         "wide 1": conv(wide=1.0),
         "narrow 1": conv(narrow=1.0),
         "narrow 0": conv(narrow=0.0),
+        "gamma 0.5 to 0.05": conv(gamma=0.5, last=0.05),
+        "gamma 0.5 to 0.1": conv(gamma=0.5, last=0.1),
+        "gamma 0.35 to 0.05": conv(gamma=0.35, last=0.05),
+        "gamma 0.25 to 0.05": conv(gamma=0.25, last=0.05),
+        "gamma 0.05 to 0.5": conv(gamma=0.05, last=0.5),
         "gradient of ReLU6": default | {"Hardtanh": Gradient()},
         "absolute sums": default | {"sum": AbsoluteShare()},
         "first w2": default | {"first-conv": WSquare()},

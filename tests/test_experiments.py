@@ -469,6 +469,10 @@ def test_the_rule_written_out_is_gamma_and_each_change_matters():
     torch.testing.assert_close(
         explained(model, variants.Variant(depthwise=1.0)), explained(model, dlrp.Gamma(1.0)), rtol=1e-4, atol=1e-6
     )
+    # the first convolution is flat, the second and last one has the gamma that is named for it
+    torch.testing.assert_close(
+        explained(model, variants.Variant(gamma=9.0, last=0.5)), explained(model, dlrp.Gamma(0.5)), rtol=1e-4, atol=1e-6
+    )
     same = explained(model, variants.Variant())
     for change in (
         *({"favours": favours} for favours in variants.FAVOURS[1:]),
