@@ -17,8 +17,8 @@ from torch.autograd.graph import GradientEdge
 
 from .capture import Saved, output_shape, read_error, refuse_nested
 from .errors import UnsupportedTensorError
+from .fused import kernel
 from .graph import Graph
-from .ops.fused import kernel
 from .ops.normalise import batch_norm_affine
 from .plan import Plan
 from .rules.base import OUT, Grads, divide, reduce_to, sign
@@ -74,6 +74,10 @@ class Here:
         """What arrives, as relevance."""
         return s * output if self.carries_s else s
 
+    def times(self, output: str) -> str:
+        """How a formula makes relevance of what arrives."""
+        return f"* {output}" if self.carries_s else ""
+
     def replay(self, *operands: Tensor | None) -> Tensor:
         """The node's own forward on other operands."""
         assert self.op.forward is not None
@@ -82,12 +86,15 @@ class Here:
     def times_ratio(self, s: Tensor) -> Tensor:
         """`s · f(x)/x` of an activation that has it in closed form."""
         assert self.op.ratio is not None
-        if self.op.fused is not None and not self._values.batched:
-            x = self.saved.self
-            compiled = kernel(self.op.fused(self.saved), s, x)
-            if compiled is not None:
-                return compiled(s, x)
-        return s * self.op.ratio(self.saved)
+        made = None if self.op.fused is None else self.fused(self.op.fused(self.saved), s, self.saved.self)
+        return s * self.op.ratio(self.saved) if made is None else made
+
+    def fused(self, name: str, *tensors: Tensor, **constants: Any) -> Any:
+        """The formula of that name in one kernel; None, where there is none for these tensors."""
+        if tensors[0].device.type != "cuda" or self._values.batched:
+            return None
+        made = kernel(name, *tensors, **constants)
+        return None if made is None else made(*tensors)
 
     def on_live(self, grads: Grads, edit: Callable[[Tensor], Tensor]) -> Grads:
         """Edit what goes to the live operands (of a product or linear map: to its live factors)."""
@@ -231,7 +238,7 @@ class Here:
         return made.add_(eps) if eps and not bias else made
 
     def absolute_transposed(self, u: Tensor) -> Tensor:
-        """`sgn(x) · |W|ᵀu`, the extra backward product of the rules on signed parts."""
+        """`|W|ᵀu`, the extra backward product of the rules on signed parts."""
         x, w = self.factors
         if self._pieces:
             extra = reduce(
@@ -239,7 +246,15 @@ class Here:
             )
         else:
             extra = self.transposed(u, *self._absolute)
-        return extra if self.step.nonnegative else extra.mul_(sign(self.factors[self.live_factor]))
+        return extra
+
+    def add_signed(self, g: Tensor, more: Tensor, ratio: float) -> Tensor:
+        """`g + ratio · sgn(x) · more`, of the live factor x."""
+        if self.step.nonnegative:
+            return g.add(more, alpha=ratio)
+        x = self.factors[self.live_factor]
+        made = self.fused("add_signed", g, more, x, ratio=ratio)
+        return g.add(more.mul_(sign(x)), alpha=ratio) if made is None else made
 
 
 def _same_dtype(*tensors: Tensor) -> list[Tensor]:

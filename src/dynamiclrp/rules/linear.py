@@ -75,6 +75,11 @@ class LinearRule(Rule):
             r = share * magnitude
         return r, z
 
+    def plain(self, here: Here) -> bool:
+        """Is all of `relevance` one multiplication by z, at most?"""
+        apart = self.bias == "absolute" and here.step.has_bias
+        return not apart and self.top == 1 and not here.output.is_complex()
+
     def give_bias(self, here: Here, grads: Grads) -> Grads:
         """Where relevance of the bias itself was asked for, hand it its part."""
         position = here.step.bias
@@ -102,6 +107,11 @@ class Epsilon(LinearRule):
         if here.carries_s and self.top == 1 and not (self.bias == "absolute" and here.step.has_bias):
             # z / stab(z), which is 0 for z = 0 and 1 for an infinite z (an additive mask)
             return s / (usable(self.eps, s) / here.output.abs()).add_(1)
+        if self.bias == "absolute" and self.top == 1 and here.step.has_bias and not here.wants_bias:
+            z, bias = here.output, here.bias
+            made = here.fused("epsilon_absolute", s, z, bias, eps=usable(self.eps, s), times_z=here.times("z"))
+            if made is not None:
+                return made
         r, z = self.relevance(here, s)
         return r / stabilise(z, self.eps)
 
@@ -129,7 +139,7 @@ class _SignedRule(LinearRule):
     def deliver(self, here: Here, grads: Grads, ratio: float = 1.0) -> Grads:
         """`Wᵀu + ratio · sgn(x)·|W|ᵀv`, with v from the stash."""
         more = here.absolute_transposed(here.stash)
-        return self.give_bias(here, here.on_live(grads, lambda g: g.add(more, alpha=ratio)))
+        return self.give_bias(here, here.on_live(grads, lambda g: here.add_signed(g, more, ratio)))
 
 
 @dataclass(frozen=True)
@@ -142,21 +152,30 @@ class Gamma(_SignedRule):
         _set(self, gamma=gamma, eps=eps, bias=bias, top=top)
 
     def before(self, here: Here, s: Tensor) -> Tensor:
-        r, z = self.relevance(here, s)
-        positive = here.step.rectified and not (self.bias == "absolute" and here.step.has_bias)
-        # the denominator has the sign of z and the magnitude (1 + γ/2) d; nothing goes where z is 0
-        ratio, eps = self._ratio, usable(self.eps / (1 + self.gamma / 2), z)
-        q = self.magnitude(here, eps / ratio if ratio else 0.0)
-        d = torch.add(z if positive else z.abs(), q, alpha=ratio)
-        v = r / (d if ratio else d.add_(eps))
-        sgn = None if positive else z.sign()
-        u = v if sgn is None else v * sgn
-        v = v if sgn is None else u * sgn
+        u, here.stash = self._parts(here, s)
         if here.wants_bias and self.bias == "proportional":
             own = u / (1 + self.gamma / 2)
-            here.bias_coefficient = torch.where((z > 0) == (here.bias > 0), own * (1 + self.gamma), own)
-        here.stash = v
+            here.bias_coefficient = torch.where((here.output > 0) == (here.bias > 0), own * (1 + self.gamma), own)
         return u
+
+    def _parts(self, here: Here, s: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes back through W, and what through |W|."""
+        # the denominator has the sign of z and the magnitude (1 + γ/2) d; nothing goes where z is 0
+        ratio, eps = self._ratio, usable(self.eps / (1 + self.gamma / 2), s)
+        q = self.magnitude(here, eps / ratio) if ratio else torch.full_like(here.output, eps)
+        positive = here.step.rectified and not (self.bias == "absolute" and here.step.has_bias)
+        if self.plain(here):
+            name = "gamma_positive" if positive else "gamma"
+            made = here.fused(name, s, here.output, q, ratio=ratio or 1.0, times_z=here.times("z"))
+            if made is not None:
+                return (made, made) if positive else made
+        r, z = self.relevance(here, s)
+        v = r / torch.add(z if positive else z.abs(), q, alpha=ratio or 1)
+        if positive:
+            return v, v
+        sgn = z.sign()
+        u = v * sgn
+        return u, u * sgn
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.deliver(here, grads, self._ratio)
@@ -172,10 +191,12 @@ class ZPlus(_SignedRule):
     """Only positive contributions count (z⁺; Montavon et al. 2017), for inputs of any sign."""
 
     def before(self, here: Here, s: Tensor) -> Tensor:
-        r, z = self.relevance(here, s)
         # rounding may take a sum of nothing positive below 0; the halves of both products cancel
-        d = self.magnitude(here).add_(z).clamp_(min=0)
-        u = r / d.add_(usable(2 * self.eps, d))
+        q, eps = self.magnitude(here), usable(2 * self.eps, s)
+        u = here.fused("zplus", s, here.output, q, eps=eps, times_z=here.times("z")) if self.plain(here) else None
+        if u is None:
+            r, z = self.relevance(here, s)
+            u = r / q.add_(z).clamp_(min=0).add_(eps)
         if here.wants_bias and self.bias == "proportional":
             here.bias_coefficient = torch.where(here.bias > 0, 2 * u, 0)
         here.stash = u

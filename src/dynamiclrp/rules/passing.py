@@ -200,16 +200,23 @@ class Affine(Rule):
         x, bias = here.operand(0), here.operand(2)
         scale, mean = batch_norm_affine(here.saved)
         shift = -mean * scale if bias is None else bias - mean * scale
-        product, shift = x * scale.reshape(shape), shift.reshape(shape)
+        scale, shift = scale.reshape(shape), shift.reshape(shape)
+        if len(grads) == 1 or (grads[1] is None and grads[2] is None):
+            made = here.fused(
+                "affine_absolute", s, x, scale, shift, eps=usable(self.eps, s), times_y=here.times("y")
+            )  # fmt: skip
+            if made is not None:
+                return [made, *grads[1:]]
+        product = x * scale
         total = product.abs() + shift.abs()
         unit = here.relevance(s, product + shift) / (total + usable(self.eps, total))
-        made: Grads = [None if grads[0] is None else unit * sign(x) * scale.abs().reshape(shape)]
+        shares: Grads = [None if grads[0] is None else unit * sign(x) * scale.abs()]
         if len(grads) > 1:  # a parameter takes a share of a sum, not of a product
-            made += [
+            shares += [
                 None,
                 None if grads[2] is None else reduce_to(unit * sign(shift), shift.shape).reshape(grads[2].shape),
             ]
-        return made
+        return shares
 
 
 @dataclass(frozen=True)

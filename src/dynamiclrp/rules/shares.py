@@ -40,14 +40,26 @@ class AbsoluteShare(Rule):
         if here.op.weights is not None:
             factors = here.op.weights(here.saved)
             values = {i: value if factors[i] == 1 else value * factors[i] for i, value in values.items()}
+            here.stash = values
+            if len(values) == 2:
+                eps, limit = usable(self.eps, s), torch.finfo(s.dtype).max
+                made = here.fused(
+                    "sum_share", s, here.output, *values.values(), eps=eps, limit=limit, times_y=here.times("y")
+                )
+                if made is not None:
+                    return made
             total = reduce(torch.add, [value.abs() for value in values.values()])
         else:  # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
+            here.stash = values
             total = here.replay(values[0].abs())
-        here.stash = {i: sign(value) for i, value in values.items()}
         return here.relevance(s, bounded(here.output)) / (total + usable(self.eps, total))
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return [None if g is None else g * here.stash[i] for i, g in enumerate(grads)]
+        def signed(g: Tensor, value: Tensor) -> Tensor:
+            made = here.fused("times_sign", g, value)
+            return g * sign(value) if made is None else made
+
+        return [None if g is None else signed(g, here.stash[i]) for i, g in enumerate(grads)]
 
     def conserves(self, step: Step) -> bool:
         return step.sharers == step.live and not step.op.fills
@@ -76,6 +88,14 @@ class ProductShare(Rule):
         values = {i: here.operand(i) for i in here.step.live_factors}
         first, second = values.values()
         quotient = here.step.is_quotient
+        if here.carries_s and here.step.name == "Mul" and first.shape == second.shape == s.shape:
+            others = dict(zip(values, (second, first)))
+            made = [
+                g if g is None else here.fused("product_share", g, values[i], others[i], eps=usable(self.eps, s))
+                for i, g in enumerate(grads)
+            ]
+            if all(g is not None for g in made):
+                return made
         magnitude = [first.abs(), second.reciprocal().abs() if quotient else second.abs()]
         total = magnitude[0] + magnitude[1]
         if here.carries_s and first.shape == second.shape and not s.is_complex() and here.step.name in ("Mul", "Div"):
