@@ -39,8 +39,8 @@ class Variant(LinearRule):
     `favours`: those of the sign of the output, of the output without its bias, of relevance; positive ones; or all of positive
     weights, whatever the sign of the input (the classic rule). `share`: the bias in the denominator, out of it, or it takes
     |b| / (|x·W| + |b|) first. `relative`: a stabiliser, in units of the outputs' root mean square. `depthwise`: their gamma.
-    `wide`, `narrow`: gamma of maps wider than 28 pixels and not wider than 7. `last`: that of the last convolution, from the
-    first on by equal factors.
+    `wide`, `narrow`: gamma of maps wider than 28 pixels and not wider than 7. `last`: that of the last convolution
+    that has the rule, from the first of them on by equal factors.
     """
 
     gamma: float = 0.25
@@ -94,8 +94,7 @@ class Variant(LinearRule):
         return self.narrow if self.narrow is not None and z.shape[-1] <= 7 else self.gamma
 
     def gamma_by_depth(self, here: Any, last: float) -> float:
-        graph = here._values.graph
-        nodes = [n for n in range(len(graph)) if graph.runs[n] and graph.name(n) == "Convolution"]
+        nodes = sorted(step.node for step in here._values.plan.steps if step.rule == self)  # from the input on
         depth = nodes.index(here.step.node) / max(1, len(nodes) - 1)
         return self.gamma ** (1 - depth) * last**depth
 
@@ -160,6 +159,7 @@ def variants(mean: Any, std: Any) -> m.Methods:
         "narrow 1": conv(narrow=1.0),
         "narrow 0": conv(narrow=0.0),
         "gamma 0.5 to 0.05": conv(gamma=0.5, last=0.05),
+        "gamma 0.5 to 0.07": conv(gamma=0.5, last=0.07),
         "gamma 0.5 to 0.1": conv(gamma=0.5, last=0.1),
         "gamma 0.35 to 0.05": conv(gamma=0.35, last=0.05),
         "gamma 0.25 to 0.05": conv(gamma=0.25, last=0.05),

@@ -469,10 +469,13 @@ def test_the_rule_written_out_is_gamma_and_each_change_matters():
     torch.testing.assert_close(
         explained(model, variants.Variant(depthwise=1.0)), explained(model, dlrp.Gamma(1.0)), rtol=1e-4, atol=1e-6
     )
-    # the first convolution is flat, the second and last one has the gamma that is named for it
-    torch.testing.assert_close(
-        explained(model, variants.Variant(gamma=9.0, last=0.5)), explained(model, dlrp.Gamma(0.5)), rtol=1e-4, atol=1e-6
-    )
+    # a flat one, then three whose gammas are named by hand
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 3) for _ in range(4)), nn.Flatten(), nn.LazyLinear(2)).eval()
+    model(x_large := torch.randn(1, 3, 12, 12))
+    graded = dlrp.explain(model, x_large, preset=default | {"conv": variants.Variant(gamma=0.8, last=0.2)}).relevance
+    by_hand = default | {str(i): dlrp.Gamma(gamma) for i, gamma in ((1, 0.8), (2, 0.4), (3, 0.2))}
+    torch.testing.assert_close(graded, dlrp.explain(model, x_large, preset=by_hand).relevance, rtol=1e-4, atol=1e-6)
+    model = convolutions(depthwise=True)
     same = explained(model, variants.Variant())
     for change in (
         *({"favours": favours} for favours in variants.FAVOURS[1:]),
