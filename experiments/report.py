@@ -247,12 +247,12 @@ def beside(rows: dict[str, Row], answers: dict[str, Row]) -> str:
             body.append([name, f"{number_there:.2f}", shown])
         here = f"here: {row['model']}, {row['data']}, {row['methods']['default']['n']} inputs"
         parts.append(table([caption, "ABPC in the paper", here], body))
-    if "minilm_squad" in answers:
-        m = answers["minilm_squad"]["methods"]
-        body = [[name, *values] for name, *values in PAPER_SPANS]
+    body = [[name, *values] for name, *values in PAPER_SPANS]
+    for row in answers.values():
         for name in ("default", "dynamic (linear 0.001)", "dynamic", "gamma", "attnlrp"):
-            v = m[name]["metrics"]
-            body.append([f"MiniLM, `{name}` (here)", f"{100 * v['tgs'][0]:.1f}", f"{100 * v['tps'][0]:.1f}"])
+            v = row["methods"][name]["metrics"]
+            body.append([f"{row['model']}, `{name}` (here)", f"{100 * v['tgs'][0]:.1f}", f"{100 * v['tps'][0]:.1f}"])
+    if answers:
         parts.append(table(["model, rules", "top token in a gold span, %", "in the predicted span, %"], body))
     return "\n\n".join(parts)
 
