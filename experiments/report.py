@@ -16,6 +16,8 @@ from report_text import (
     CHOICE,
     HOW,
     INTRODUCTION,
+    LINEAR,
+    LINEAR_NOTE,
     PAPER,
     PAPER_AREAS,
     PAPER_SPANS,
@@ -23,6 +25,7 @@ from report_text import (
     ROWS,
     SPANS,
     SPANS_NOTE,
+    VARIANTS,
 )
 
 from dynamiclrp import evaluate as ev
@@ -232,6 +235,54 @@ def search(rows: dict[str, Row], chosen: dict[str, str]) -> str:
     return table(head, body)
 
 
+def changes(searched: dict[str, Row]) -> str:
+    """Variants of `default`'s rule for convolutions: what each changes, paired over the inputs of the search half."""
+    found = {key: row for key, row in searched.items() if key.startswith("variants_")}
+    names = [n for n in dict.fromkeys(n for row in found.values() for n in row["methods"]) if n != "default"]
+    body = []
+    for name in names:
+        line = [name]
+        for row in found.values():
+            m = row["methods"].get(name)
+            if m is None:
+                line.append("")
+            elif not m["n"]:
+                line.append("not finite" if "NonFinite" in m["error"] else "failed")
+            else:
+                lead = ev.paired_difference(m["abpc"], row["methods"]["default"]["abpc"])
+                line.append(f"{lead.mean:+.3f} [{lead.low:+.3f}, {lead.high:+.3f}]")
+        if any(cell and not cell.startswith(("+0.000", "-0.000")) for cell in line[1:]):  # it changes something
+            body.append(line)
+
+    def gain(line: list[str]) -> float:
+        told = [cell for cell in line[1:] if cell[:1] in ("+", "-")]
+        return -sum(float(cell.split()[0]) for cell in told) / len(told) if told else 9.0
+
+    body.sort(key=gain)
+    heads = [f"{row['model']}, {row['methods']['default']['n']} inputs" for row in found.values()]
+    return table(["instead", *heads], body)
+
+
+def linear_maps(rows: dict[str, Row]) -> str:
+    """What other rules for linear layers do to `default` where they were measured: areas, and the paired difference."""
+    body = []
+    for key, row in rows.items():
+        found = finished(row)
+        if not any(label in found for label in LINEAR):
+            continue
+        line = [f"{row['model']}, {ROWS[key]}", number(found["default"]["metrics"]["abpc"][0])]
+        for label in LINEAR:
+            if label not in found:
+                line.append("")
+                continue
+            gain = ev.paired_difference(found[label]["abpc"], found["default"]["abpc"])
+            value = number(found[label]["metrics"]["abpc"][0])
+            line.append(f"{value} ({gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}])")
+        peer = best(row, [n for n in found if is_peer(n)])
+        body.append([*line, f"{peer} {number(found[peer]['metrics']['abpc'][0])}"])
+    return table(["row", "LRP-0, `default`", *LINEAR.values(), "best peer"], body) if body else ""
+
+
 def beside(rows: dict[str, Row], answers: dict[str, Row]) -> str:
     """The paper's areas next to ours, on its scale; its question answering next to ours."""
     parts = []
@@ -398,6 +449,8 @@ def main() -> None:
     searched = load(options.results / "search")
     if searched:
         parts.append(search({k: searched[k] for k in ROWS if k in searched}, choice(searched)))
+    if any(key.startswith("variants_") for key in searched):
+        parts += [VARIANTS, changes(searched)]
     parts += ["## Beside the paper", PAPER, beside(rows, answers)]
     for key, row in rows.items():
         curves(row, options.results / f"{key}.png")

@@ -58,6 +58,14 @@ peers were tried a row (`docs/results/search/`), so the best candidate of a row 
 are not.
 """
 
+VARIANTS = """
+**What each word of the rule for convolutions is worth.** `default` folds batch norms in, counts contributions of the output's own sign
+1 + gamma times and lets the bias take part. One change at a time, on the search half: the change in ABPC [95 %]. The bias in the
+denominator is what matters most: without it, or with a sign that does not count it, denominators pass through 0 and
+relevance explodes. Behind a rectifier the classic rule and positive contributions are the same; where outputs have both signs
+(residual branches, linear bottlenecks) they fail.
+"""
+
 PAPER = """
 None of the paper's checkpoints could be had here, so these are not reproductions of its numbers; the commands that would
 reproduce them are in `experiments/`. What differs: the model and the data (named in each table), the region (14 x 14 pixels
