@@ -20,6 +20,7 @@ CASES = {
     "gelu": ({}, lambda s, x: s * 0.5 * (1 + torch.erf(x * 0.5**0.5))),
     "gelu_tanh": ({}, lambda s, x: s * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))),
     "silu": ({}, lambda s, x: s * torch.sigmoid(x)),
+    "layer_norm": ({}, lambda x, mean, rstd, w, b: (x - mean) * rstd * w + b),
     "gamma": (
         {"ratio": 0.1, "times_z": "* z"},
         lambda s, z, q: (s * z.abs() / (z.abs() + 0.1 * q), s * z / (z.abs() + 0.1 * q)),
@@ -56,7 +57,7 @@ def operands(name: str, dtype: torch.dtype, device: str) -> list[Tensor]:
         made["q"] = made["q"].abs() + made["z"].abs()
     if name == "gamma_positive":
         made["z"] = made["z"].abs()
-    for n in {"b", "scale", "shift"} & made.keys():
+    for n in {"b", "scale", "shift", "mean", "rstd", "w"} & made.keys():
         made[n] = made[n][:1, :, :1]  # one number a channel
     return [x.to(device, dtype) for x in made.values()]
 

@@ -33,6 +33,8 @@ FORMULAS = {
         "s x", ("s * A(0.5) * (A(1) + tanh(A(0.79788456080286535588) * (x + A(0.044715) * x * x * x)))",)
     ),
     "silu": Formula("s x", ("s / (A(1) + exp(-x))",)),
+    # what a layer norm made of x
+    "layer_norm": Formula("x mean rstd w b", ("(x - mean) * rstd * w + b",)),
     # linear maps, of what arrives (s, or s = R), the output z and the magnitude q: what goes back through W and |W|
     "gamma": Formula(
         "s z q", ("r * sgn", "r"), "A sgn = A(z > 0) - A(z < 0); A r = sgn * sgn * s {times_z} / (fabs(z) + A({ratio}) * q);"

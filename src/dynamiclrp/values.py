@@ -91,20 +91,18 @@ class Values:
 
     def take(self, key: Key) -> Any:
         """The value of a tensor; it counts as one of the uses that the plan foresaw."""
-        stack = [key]
+        ready, sources = self.ready, self.plan.sources
+        stack = [] if key in ready else [key]
         while stack:  # a loop, since chains may be longer than Python's stack
-            current = stack[-1]
-            if current in self.ready:
-                stack.pop()
-                continue
-            source = self.plan.sources[current]
-            missing = [operand for operand in source.operands if operand not in self.ready]
+            source = sources[stack[-1]]
+            missing = [operand for operand in source.operands if operand not in ready]
             if missing:
                 stack += missing
                 continue
-            self.ready[current] = self._build(source)
-            stack.pop()
-        value = self.ready[key]
+            current = stack.pop()
+            if current not in ready:
+                ready[current] = self._build(source)
+        value = ready[key]
         self._release(key)
         return value
 
@@ -135,28 +133,34 @@ class Values:
 
     def _build(self, source: Source) -> Any:
         operands = [self.ready[operand] for operand in source.operands]
-        match source:
-            case Replay(node, number, _, recorded):
-                op = self.graph.op(node)
-                made = self.graph.calls[node].replay(operands) if recorded else op.forward(self.saved(node), *operands)
-                value = made if isinstance(made, Tensor) else made[number]
-            case Rest(node, position):
-                op = self.graph.op(node)
-                total, other = operands
-                if isinstance(other, Tensor) and other.dtype is torch.bool:  # torch adds masks, but subtracts none
-                    other = other.to(total.dtype)
-                factors = op.weights(self.saved(node))
-                value = total - (other if factors[1 - position] == 1 else factors[1 - position] * other)
-                if factors[position] != 1:
-                    value = value / factors[position]
-                ref = self.graph.operand(node, position)
-                value = unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
-            case Undo(node):
-                op, saved, ref = self.graph.op(node), self.saved(node), self.graph.operand(node, 0)
-                shape = output_shape(self.graph.handles[ref[0]], ref[1])
-                value = op.join(saved, operands) if op.join else op.undo(saved, operands[0], shape)
-            case _:
-                return self._fetch(source)
+        if isinstance(source, Replay):
+            value = self._replay(source, operands)
+        elif isinstance(source, Undo):
+            op, saved, ref = self.graph.op(source.node), self.saved(source.node), self.graph.operand(source.node, 0)
+            shape = output_shape(self.graph.handles[ref[0]], ref[1])
+            value = op.join(saved, operands) if op.join else op.undo(saved, operands[0], shape)
+        elif isinstance(source, Rest):
+            value = self._rest(source, *operands)
+        else:
+            return self._fetch(source)
         for operand in source.operands:
             self._release(operand)
         return value
+
+    def _replay(self, source: Replay, operands: list[Any]) -> Any:
+        if source.recorded:
+            made = self.graph.calls[source.node].replay(operands)
+        else:
+            made = self.graph.op(source.node).forward(self.saved(source.node), *operands)
+        return made if isinstance(made, Tensor) else made[source.output]
+
+    def _rest(self, source: Rest, total: Tensor, other: Any) -> Tensor:
+        node, position = source.node, source.position
+        if isinstance(other, Tensor) and other.dtype is torch.bool:  # torch adds masks, but subtracts none
+            other = other.to(total.dtype)
+        factors = self.graph.op(node).weights(self.saved(node))
+        value = total - (other if factors[1 - position] == 1 else factors[1 - position] * other)
+        if factors[position] != 1:
+            value = value / factors[position]
+        ref = self.graph.operand(node, position)
+        return unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))

@@ -17,11 +17,15 @@ def _scale_columns(n: Any, w: Tensor, scale: Tensor) -> Tensor:
 
 
 def _matmul(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    return a @ b if bias is None else a @ b + bias
+    if bias is None:
+        return a @ b
+    return torch.addmm(bias, a, b) if a.dim() == b.dim() == 2 and bias.dim() == 1 else a @ b + bias
 
 
 def _addmm(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    product = a @ b if n.alpha == 1 else n.alpha * (a @ b)
+    if n.alpha == 1:
+        return _matmul(n, a, b, bias)
+    product = n.alpha * (a @ b)
     return product if bias is None else product + bias
 
 
