@@ -1,9 +1,10 @@
 """The paper's fifteen architectures on the GPU against the CPU: the same relevance within precision.
 
-    python bench/architectures.py [--json results.json]
+    python bench/architectures.py [--json results.json] [--only Mamba-130m]
 
 For each: float32 on the CPU, and float32 and bf16 on the GPU, in torch's own choice of attention and with each backend forced.
-Prints the largest error relative to the largest relevance, and Spearman's rank correlation per input.
+Prints the largest error relative to the largest relevance, and Spearman's rank correlation per input; beside it the same
+for gradient x input, which shows what the model itself loses. `--only` (several, comma-separated) renews rows of the file.
 """
 
 from __future__ import annotations
@@ -58,14 +59,19 @@ def some_scores(output: Tensor) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    results: dict[str, Any] = {
+    results: dict[str, Any] = json.loads(options.json.read_text()) if options.only and options.json.exists() else {}
+    results |= {
         "date": date.today().isoformat(),
         "machine": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
+    wanted = options.only.split(",") if options.only else [a.name for a in architectures()]
     for architecture in architectures():
+        if architecture.name not in wanted:
+            continue
         try:
             model, inputs = architecture.build()
             model = model.eval()
@@ -73,9 +79,14 @@ def main() -> None:
                 for parameter in model.parameters():
                     if not parameter.any() and parameter.dim() > 1:
                         parameter.normal_(std=0.02)
-            truth = dlrp.explain(
-                model, **moved(inputs, "cpu", torch.float32), target=some_scores, preset="attnlrp"
-            ).relevance
+
+            def relevance(
+                preset: str, device: str, dtype: torch.dtype, model: Any = model, inputs: Any = inputs
+            ) -> Any:
+                return dlrp.explain(model, **moved(inputs, device, dtype), target=some_scores, preset=preset)
+
+            truth = relevance("attnlrp", "cpu", torch.float32).relevance
+            gradient = relevance("gradient", "cpu", torch.float32).relevance
             row: dict[str, Any] = {}
             for dtype in (torch.float32, torch.bfloat16):
                 model = model.to("cuda", dtype)
@@ -83,9 +94,7 @@ def main() -> None:
                     key = str(dtype).removeprefix("torch.") + (f", {label}" if label else "")
                     try:
                         with sdpa_kernel(backend) if backend is not None else nullcontext():
-                            a = dlrp.explain(
-                                model, **moved(inputs, "cuda", dtype), target=some_scores, preset="attnlrp"
-                            )
+                            a = relevance("attnlrp", "cuda", dtype)
                     except RuntimeError as failure:  # a backend serves only some shapes and dtypes
                         if "No available kernel" not in str(failure):
                             raise
@@ -96,7 +105,12 @@ def main() -> None:
                         "rank correlation": round(rank_correlation(a.relevance, truth), 4),
                         "attention": sorted({s.name for s in a.plan.steps if str(s.kind) in ("attention", "weights")}),
                     }
-            del model
+                plain = relevance("gradient", "cuda", dtype).relevance
+                row[str(dtype).removeprefix("torch.")] |= {
+                    "gradient's error": error(plain, gradient),
+                    "gradient's rank correlation": round(rank_correlation(plain, gradient), 4),
+                }
+            del model, relevance
             torch.cuda.empty_cache()
         except Exception as failure:  # one architecture must not hide the others
             row = {"failed": f"{type(failure).__name__}: {failure}"[:300]}
