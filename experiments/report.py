@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from report_text import (
+    BY_DEPTH,
     CERTAINTY,
     CHOICE,
+    DEPTH,
     HOW,
     INTRODUCTION,
     LINEAR,
@@ -283,6 +285,26 @@ def linear_maps(rows: dict[str, Row]) -> str:
     return table(["row", "LRP-0, `default`", *LINEAR.values(), "best peer"], body) if body else ""
 
 
+def by_depth(found: dict[str, Row], known: Row) -> str:
+    """Gamma by depth against `default` on held-out inputs: all of them, and those that the model gets right."""
+    body = []
+    for key, row in found.items():
+        if not key.startswith("depth_"):
+            continue
+        default, graded = (row["methods"][n]["abpc"] for n in ("default", BY_DEPTH))
+        for label, chosen in (("all", [1] * len(default)), ("right", known[key.removeprefix("depth_")]["right"])):
+            take = [bool(c) for c in chosen]
+            lead = ev.paired_difference(*([v for v, t in zip(values, take) if t] for values in (graded, default)))
+            body.append([
+                f"{row['model']}, {label}",
+                str(sum(take)),
+                number(mean_of(default, take)),
+                number(mean_of(graded, take)),
+                f"{lead.mean:+.3f} [{lead.low:+.3f}, {lead.high:+.3f}]",
+            ])  # fmt: skip
+    return table(["held-out inputs", "number", "gamma 0.25", BY_DEPTH, "gain"], body) if body else ""
+
+
 def beside(rows: dict[str, Row], answers: dict[str, Row]) -> str:
     """The paper's areas next to ours, on its scale; its question answering next to ours."""
     parts = []
@@ -449,8 +471,12 @@ def main() -> None:
     searched = load(options.results / "search")
     if searched:
         parts.append(search({k: searched[k] for k in ROWS if k in searched}, choice(searched)))
+    if linear := linear_maps(rows):
+        parts += [LINEAR_NOTE, linear]
     if any(key.startswith("variants_") for key in searched):
         parts += [VARIANTS, changes(searched)]
+    if "certainty" in found:
+        parts += [DEPTH, by_depth(found, found["certainty"]["rows"])]
     parts += ["## Beside the paper", PAPER, beside(rows, answers)]
     for key, row in rows.items():
         curves(row, options.results / f"{key}.png")
