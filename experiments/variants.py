@@ -2,7 +2,7 @@
 
     python experiments/variants.py --local --data DIR --half --model mobilenetv2 --limit 200 --out docs/results/search/variants_mobilenetv2.json
 
-`default` has the generalised gamma rule on the folded convolution: contributions of the output's own sign count 1 + gamma times,
+`default` of that time has the generalised gamma rule, 0.25, on the folded convolution: contributions of the output's own sign count 1 + gamma times,
 the bias takes part. The variants ask what each of these words is worth: the classic rule on weights, positive contributions
 only, the bias out of the denominator, another gamma for depthwise convolutions or by depth, clipped units, the first layer,
 what is explained and how relevance is pooled.
@@ -24,10 +24,11 @@ from vgg16_imagenette import LOCAL
 import dynamiclrp as dlrp
 import methods as m
 from dynamiclrp import evaluate as ev
-from dynamiclrp.rules import AbsoluteShare, Box, Gradient, WSquare
+from dynamiclrp.rules import AbsoluteShare, Box, Flat, Gamma, Gradient, WSquare
 from dynamiclrp.rules.base import OUT, sign, stabilise
 from dynamiclrp.rules.linear import LinearRule
 
+START = dlrp.preset("default") | {"conv": Gamma(0.25), "first-conv": Flat()}  # what the search set out from
 FAVOURS = ("output", "output without bias", "relevance", "positive", "positive weights")
 BIAS = ("in", "out", "first")
 
@@ -107,7 +108,7 @@ class Magnitudes:
     """Relevance without its sign."""
 
     def __call__(self, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
-        return ev.relevance_of("default", model, x, targets).abs()
+        return ev.relevance_of(START, model, x, targets).abs()
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,11 @@ class Contrast:
             answer = torch.zeros_like(others).scatter(1, targets[:, None].to(logits.device), 1.0)
             return ((answer - others) * logits).sum()
 
-        return dlrp.explain(model, x, target=seed, preset=dlrp.preset("default", gamma=self.gamma)).relevance
+        return dlrp.explain(model, x, target=seed, preset=START | {"conv": Gamma(self.gamma)}).relevance
 
 
 def variants(mean: Any, std: Any) -> m.Methods:
-    default = dlrp.preset("default")
+    default = START
 
     def conv(**what: Any) -> dlrp.Preset:
         return default | {"conv": Variant(**what)}
@@ -145,10 +146,10 @@ def variants(mean: Any, std: Any) -> m.Methods:
         "by the sign of relevance": conv(favours="relevance"),
         "stabiliser 0.1": conv(relative=0.1),
         "stabiliser 0.1, gamma 0.1": conv(relative=0.1, gamma=0.1),
-        "gamma 0.1": dlrp.preset("default", gamma=0.1),
-        "gamma 0.15": dlrp.preset("default", gamma=0.15),
-        "gamma 0.2": dlrp.preset("default", gamma=0.2),
-        "gamma 0.35": dlrp.preset("default", gamma=0.35),
+        "gamma 0.1": default | {"conv": Gamma(0.1)},
+        "gamma 0.15": default | {"conv": Gamma(0.15)},
+        "gamma 0.2": default | {"conv": Gamma(0.2)},
+        "gamma 0.35": default | {"conv": Gamma(0.35)},
         "depthwise 0": conv(depthwise=0.0),
         "depthwise 1": conv(depthwise=1.0),
         "depthwise 1, others 0.15": conv(depthwise=1.0, gamma=0.15),

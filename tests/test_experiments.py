@@ -456,7 +456,7 @@ def convolutions(depthwise: bool = False) -> nn.Module:
 
 def test_the_rule_written_out_is_gamma_and_each_change_matters():
     variants = __import__("variants")
-    default, x = dlrp.preset("default"), torch.randn(2, 3, 8, 8)
+    default, x = variants.START, torch.randn(2, 3, 8, 8)
 
     def explained(model, rule):
         return dlrp.explain(model, x, preset=default | {"conv": rule}).relevance
