@@ -2,10 +2,10 @@
 
     python experiments/variants.py --local --data DIR --half --model mobilenetv2 --limit 200 --out docs/results/search/variants_mobilenetv2.json
 
-`default` of that time has the generalised gamma rule, 0.25, on the folded convolution: contributions of the output's own sign count 1 + gamma times,
-the bias takes part. The variants ask what each of these words is worth: the classic rule on weights, positive contributions
-only, the bias out of the denominator, another gamma for depthwise convolutions or by depth, clipped units, the first layer,
-what is explained and how relevance is pooled.
+They set out from `default` as it was then: the generalised gamma rule, 0.25, on the folded convolution. Contributions of the
+output's own sign count 1 + gamma times, the bias takes part. The variants ask what each of these words is worth: the classic
+rule on weights, positive contributions only, the bias out of the denominator, another gamma for depthwise convolutions or by
+depth, clipped units, the first layer, what is explained and how relevance is pooled.
 """
 
 from __future__ import annotations
