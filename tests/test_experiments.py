@@ -164,6 +164,10 @@ def test_damping_leaves_out_units_that_are_small_in_their_layer():
     assert torch.allclose(relevance(1e-6), plain, atol=1e-6) and not torch.allclose(relevance(0.3), plain, atol=1e-3)
     model, x = nn.Sequential(nn.Linear(6, 5, bias=False), second), torch.zeros(4, 6)
     assert not relevance(0.3).any()  # nor nan, where a whole layer is 0
+    model, x = nn.Linear(6, 5, bias=False), torch.rand(4, 6)
+    kept = dlrp.preset("attnlrp") | {"linear": damped(0.3, whole=True)}
+    found = dlrp.explain(model, x, target=[0, 1, 2, 3], preset=kept).relevance
+    assert torch.allclose(found.sum(1), model(x)[range(4), range(4)], atol=1e-5)  # what the units that stay share
     with pytest.raises(ValueError, match="above 0"):
         damped(0.0)
 
