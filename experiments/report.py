@@ -293,7 +293,7 @@ def by_depth(found: dict[str, Row], known: Row) -> str:
             continue
         default, graded = (row["methods"][n]["abpc"] for n in ("default", BY_DEPTH))
         for label, chosen in (("all", [1] * len(default)), ("right", known[key.removeprefix("depth_")]["right"])):
-            take = [bool(c) for c in chosen]
+            take = [bool(c) for c in chosen[: len(default)]]
             lead = ev.paired_difference(*([v for v, t in zip(values, take) if t] for values in (graded, default)))
             body.append([
                 f"{row['model']}, {label}",
