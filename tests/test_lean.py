@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import dynamiclrp as dlrp
+from dynamiclrp import capture
 from dynamiclrp.collector import paused_collector
 from dynamiclrp.forward import graph_of
 
@@ -126,6 +127,18 @@ def test_graphs_that_look_alike_share_one_structure():
     assert one.structure is two.structure and one.handles != two.handles
     model.activation = torch.tanh
     assert graph_of([model(torch.randn(1, 4, requires_grad=True))], []).structure is not one.structure
+
+
+def test_structures_are_forgotten_when_they_are_many(monkeypatch):
+    monkeypatch.setattr(capture, "_structures", {})
+    monkeypatch.setattr(capture, "_KEPT", 40)
+    for depth in range(1, 30):
+        x = y = torch.randn(2, requires_grad=True)
+        for _ in range(depth):
+            y = y * 2
+        assert len(graph_of([y], [x])) == depth + 1
+        held = sum(len(structure.order) for structure in capture._structures.values())
+        assert held <= 40 and capture._structures
 
 
 def test_a_structure_stands_in_an_order_in_which_operands_come_first():

@@ -6,6 +6,7 @@ It knows nothing of rules.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -227,16 +228,18 @@ def capture(
     return replace(graph, inputs=tuple(_input_ref(number, tensor, graph) for number, tensor in enumerate(inputs)))
 
 
+_lock = threading.Lock()
 _CONSTANT, _NEXT = -1, -2  # in a walk's shape: an operand without a node; the end of a node's operands
-_STRUCTURES = 256
-_structures: dict[Any, Structure] = {}  # the oldest dropped first
+_KEPT = 250_000  # nodes of all structures that are remembered; the oldest are dropped first
+_structures: dict[Any, Structure] = {}
 
 
 def _structure(types: tuple[type, ...], shape: tuple[int, ...], roots: int) -> Structure:
     """What a walk saw, as nodes in an order in which operands stand before their consumers."""
     key = (types, shape, roots)
-    if key in _structures:
-        return _structures[key]
+    known = _structures.get(key)
+    if known is not None:
+        return known
     operands: list[list[tuple[int, int] | None]] = [[]]
     for item in shape:
         if item == _NEXT:
@@ -270,9 +273,10 @@ def _structure(types: tuple[type, ...], shape: tuple[int, ...], roots: int) -> S
         numbers=tuple(numbers[place] for place in range(len(order))),
         nodes={kind: tuple(members) for kind, members in nodes.items()},
     )
-    while len(_structures) >= _STRUCTURES:
-        _structures.pop(next(iter(_structures)), None)
-    return _structures.setdefault(key, made)
+    with _lock:
+        while _structures and len(order) + sum(len(other.order) for other in _structures.values()) > _KEPT:
+            del _structures[next(iter(_structures))]
+        return _structures.setdefault(key, made)
 
 
 def _node_type(node: Any) -> type:
