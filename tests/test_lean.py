@@ -121,6 +121,28 @@ def test_a_model_that_changes_its_mind():
     assert torch.equal(explainer(x).relevance, dlrp.explain(model, x, preset="attnlrp").relevance)
 
 
+class Words(Tanh):
+    """The same on token ids, with a second table whose lookup must not be taken for theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(9, 4), nn.Embedding(5, 4)
+
+    def forward(self, ids):
+        return super().forward(self.words(ids) + self.places(torch.arange(ids.shape[1])))[:, -1]
+
+
+def test_token_ids_are_found_again_in_another_graph():
+    model = Words()
+    explainer = dlrp.Explainer(model, "attnlrp")
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    model.activation = torch.relu
+    explainer(ids)
+    explainer(ids)
+    model.activation = torch.tanh  # the first bias is needed, and following it shifts the numbers of all nodes
+    assert torch.equal(explainer(ids).relevance, dlrp.explain(model, ids, preset="attnlrp").relevance)
+
+
 def test_graphs_that_look_alike_share_one_structure():
     model = Watched()
     one, two = (graph_of([model(torch.randn(n, 4, requires_grad=True))], []) for n in (1, 5))

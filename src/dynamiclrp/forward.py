@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 from .attribution import Attribution
 from .capture import capture, gradient_edge, next_sequence_number, refuse_nested, sequence_number
 from .errors import NoInputError, PresetError, UnsupportedTensorError
-from .graph import Graph
+from .graph import Graph, Structure
 from .ledger import Ledger
 from .lookups import Lookup, Tracker, same_memory, same_values, table_lookups
 from .ops import OPS
@@ -150,6 +150,7 @@ class Call:
         self.following = Following(self.modules, preset, bool(self.integers))
         self.copy = False  # learnt: the model writes into its input
         self._matched: dict[str, tuple[tuple[int, ...], tuple[Tensor, ...]]] = {}  # learnt: lookups by argument
+        self._matched_in: Structure | None = None  # and in which graph
 
     def _rank(self, name: str) -> int:
         """Where an argument stands in the model's signature."""
@@ -268,8 +269,8 @@ class Call:
         if not self.integers:
             return []
         lookups = list(table_lookups(graph))
-        if not self._matched or any(node >= len(graph) for nodes, _ in self._matched.values() for node in nodes):
-            self._matched = self._match(lookups, tracker)
+        if not self._matched or self._matched_in is not graph.structure:
+            self._matched, self._matched_in = self._match(lookups, tracker), graph.structure
         found = {lookup.node: lookup for lookup in lookups}
         return [
             Explained(
