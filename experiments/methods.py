@@ -60,6 +60,7 @@ def text_presets() -> Methods:
     }
     found["dynamic (linear 0.001)"] = dlrp.preset("dynamic", gamma_linear=0.001)
     found["default + linear gamma 0.02"] = dlrp.preset("default", linear=0.02)
+    found["default, linear LRP-0"] = dlrp.preset("default", linear=0.0)
     return found
 
 
@@ -150,9 +151,9 @@ def text_candidates() -> Methods:
     )
 
 
-# What `default` is called among the candidates of each kind of model.
-DEFAULT_LABELS = (
-    "conv 0.25, linear 0.0, first flat, sum proportional",
-    "conv 0.25, first flat, linear 0.0, weights 0.4",
-    "weights 0.4",
-)
+# What `default` is called among the candidates of each kind of model, or comes nearest to it (conv nets).
+DEFAULT_LABELS = ("conv 0.25, linear 0.0, first flat, sum proportional", "weights 0.4")
+BIASED_LABELS = (
+    "conv 0.25, first flat, linear 0.02, weights 0.4",
+    "weights 0.4, linear 0.02",
+)  # linear maps with a bias

@@ -106,13 +106,23 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def earlier(options: argparse.Namespace, setup: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """With `--update`, the methods of the result file that is there, which must be of the same inputs and setup."""
+    """With `--update`, the result file that is there, which must be of the same inputs and setup."""
     if not options.update or not options.out.exists():
         return {}
     there = json.loads(options.out.read_text("utf-8"))
-    if there.get("setup", setup) != setup or any(m["n"] not in (0, count) for m in there["methods"].values()):
+    if there.get("setup", setup) != setup or any(
+        m.get("n", count) not in (0, count) for m in there["methods"].values()
+    ):
         raise SystemExit(f"--update: {options.out} is of another setup or of other inputs; write to another file")
-    return there["methods"]
+    return there
+
+
+def merged(there: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An earlier result file with new methods. It keeps its date and machine; the methods that came later are told under "later"."""
+    if not there:
+        return new
+    later = {name: {key: new[key] for key in ("date", "machine", "versions")} for name in new["methods"]}
+    return {**there, "methods": there["methods"] | new["methods"], "later": there.get("later", {}) | later}
 
 
 def _short(value: float | None) -> float | None:
@@ -142,12 +152,11 @@ def write_comparison(found: ev.Comparison, options: argparse.Namespace, title: s
         }
     setup = {k: v if isinstance(v, (str, int, float, type(None))) else str(v) for k, v in found.setup.items()}
     count = max((m["n"] for m in methods.values()), default=0)
-    content = {
-        "title": title,
-        **about(options),
-        "setup": setup,
-        **facts,
-        "methods": earlier(options, setup, count) | methods,
-    }
-    write_json(options.out, content)
+    there = earlier(options, setup, count)
+    if there and there.get("scored_in_half") != facts.get("scored_in_half"):
+        raise SystemExit(
+            f"--update: {options.out} was scored in another precision; pass --half for both or for neither"
+        )
+    content = {"title": title, **about(options), "setup": setup, **facts, "methods": methods}
+    write_json(options.out, merged(there, content))
     print(f"\n{title}\n{found}\n{options.out}", flush=True)

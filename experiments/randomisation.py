@@ -18,7 +18,7 @@ from typing import Any
 from image_rows import batch_sizes
 from images import LOCAL, hub_vgg16, mended, task
 from llama_imdb import batches
-from options import about, chosen, parser, write_json
+from options import about, chosen, earlier, merged, parser, write_json
 from texts import imdb, minilm_for, smollm2_classifier
 from torch import nn
 
@@ -104,7 +104,10 @@ def main() -> None:
         "methods": table,
         "errors": result.errors(),
     }
-    write_json(options.out, content)
+    there = earlier(options, {}, 0)
+    if there and (there["layers"] != content["layers"] or there["note"] != content["note"]):
+        raise SystemExit(f"--update: {options.out} is of other layers or inputs; write to another file")
+    write_json(options.out, merged(there, content))
     print(f"{content['title']}\n{result}\n{options.out}", flush=True)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from report_text import (
+    BIASED_MODELS,
     BY_DEPTH,
     CERTAINTY,
     CHOICE,
@@ -20,6 +21,8 @@ from report_text import (
     INTRODUCTION,
     LINEAR,
     LINEAR_NOTE,
+    LRP_0,
+    ONE_GAMMA,
     PAPER,
     PAPER_AREAS,
     PAPER_SPANS,
@@ -43,8 +46,8 @@ def is_peer(method: str) -> bool:
 
 
 def is_candidate(method: str) -> bool:
-    """Labels of candidates are lists of knobs: "conv 0.25, first flat"."""
-    return method.split(" ")[0] in ("conv", "weights", "linear", "gate", "first", "sum")
+    """Labels of candidates are lists of knobs, "conv 0.25, first flat", or changes of `default`."""
+    return method.split(" ")[0] in ("conv", "weights", "linear", "gate", "first", "sum", "default,")
 
 
 def finished(row: Row) -> dict[str, Any]:
@@ -138,7 +141,11 @@ def facts(row: Row) -> str:
         parts.append(f"{setup['measure']}, {setup['unit']} replaced by {setup['fill']}, {setup['step']} a step")
     half = "; perturbed inputs scored in bfloat16" if row.get("scored_in_half") else ""
     versions = ", ".join(f"{k} {v}" for k, v in row["versions"].items())
-    return f"{'; '.join(parts)}{half}. {row['date']}, {row['machine']}, {versions}."
+    later = "".join(
+        f" `{name}` later on {made['machine']}, {', '.join(f'{k} {v}' for k, v in made['versions'].items())}."
+        for name, made in row.get("later", {}).items()
+    )
+    return f"{'; '.join(parts)}{half}. {row['date']}, {row['machine']}, {versions}.{later}"
 
 
 def spans(rows: dict[str, Row]) -> str:
@@ -238,9 +245,9 @@ def search(rows: dict[str, Row], chosen: dict[str, str]) -> str:
 
 
 def changes(searched: dict[str, Row]) -> str:
-    """Variants of `default`'s rule for convolutions: what each changes, paired over the inputs of the search half."""
+    """Variants of a gamma of 0.25 for convolutions: what each changes, paired over the inputs of the search half."""
     found = {key: row for key, row in searched.items() if key.startswith("variants_")}
-    names = [n for n in dict.fromkeys(n for row in found.values() for n in row["methods"]) if n != "default"]
+    names = [n for n in dict.fromkeys(n for row in found.values() for n in row["methods"]) if n != ONE_GAMMA]
     body = []
     for name in names:
         line = [name]
@@ -251,7 +258,7 @@ def changes(searched: dict[str, Row]) -> str:
             elif not m["n"]:
                 line.append("not finite" if "NonFinite" in m["error"] else "failed")
             else:
-                lead = ev.paired_difference(m["abpc"], row["methods"]["default"]["abpc"])
+                lead = ev.paired_difference(m["abpc"], row["methods"][ONE_GAMMA]["abpc"])
                 line.append(f"{lead.mean:+.3f} [{lead.low:+.3f}, {lead.high:+.3f}]")
         if any(cell and not cell.startswith(("+0.000", "-0.000")) for cell in line[1:]):  # it changes something
             body.append(line)
@@ -261,44 +268,49 @@ def changes(searched: dict[str, Row]) -> str:
         return -sum(float(cell.split()[0]) for cell in told) / len(told) if told else 9.0
 
     body.sort(key=gain)
-    heads = [f"{row['model']}, {row['methods']['default']['n']} inputs" for row in found.values()]
+    heads = [f"{row['model']}, {row['methods'][ONE_GAMMA]['n']} inputs" for row in found.values()]
     return table(["instead", *heads], body)
 
 
 def linear_maps(rows: dict[str, Row]) -> str:
-    """What other rules for linear layers do to `default` where they were measured: areas, and the paired difference."""
+    """Rules for linear layers where they were measured: areas, the paired difference to LRP-0; `default` in bold."""
     body = []
     for key, row in rows.items():
         found = finished(row)
-        if not any(label in found for label in LINEAR):
+        plain = LRP_0 if LRP_0 in found else "default"
+        if plain == "default" and "default + linear gamma 0.02" not in found:
             continue
-        line = [f"{row['model']}, {ROWS[key]}", number(found["default"]["metrics"]["abpc"][0])]
-        for label in LINEAR:
-            if label not in found:
+        value = number(found[plain]["metrics"]["abpc"][0])
+        line = [f"{row['model']}, {ROWS[key]}", f"**{value}**" if plain == "default" else value]
+        for labels in LINEAR:
+            label = next((label for label in labels if label in found and label != plain), None)
+            if label is None:
                 line.append("")
                 continue
-            gain = ev.paired_difference(found[label]["abpc"], found["default"]["abpc"])
+            gain = ev.paired_difference(found[label]["abpc"], found[plain]["abpc"])
             value = number(found[label]["metrics"]["abpc"][0])
-            line.append(f"{value} ({gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}])")
+            value = f"**{value}**" if label == "default" else value
+            digits = 3 if abs(found[label]["metrics"]["abpc"][0]) < 1 else 2
+            line.append(f"{value} ({gain.mean:+.{digits}f} [{gain.low:+.{digits}f}, {gain.high:+.{digits}f}])")
         peer = best(row, [n for n in found if is_peer(n)])
         body.append([*line, f"{peer} {number(found[peer]['metrics']['abpc'][0])}"])
-    return table(["row", "LRP-0, `default`", *LINEAR.values(), "best peer"], body) if body else ""
+    return table(["row", "LRP-0", *LINEAR.values(), "best peer"], body) if body else ""
 
 
 def by_depth(found: dict[str, Row], known: Row) -> str:
-    """Gamma by depth against `default` on held-out inputs: all of them, and those that the model gets right."""
+    """Gamma by depth against one gamma on held-out inputs: all of them, and those that the model gets right."""
     body = []
     for key, row in found.items():
         if not key.startswith("depth_"):
             continue
-        default, graded = (row["methods"][n]["abpc"] for n in ("default", BY_DEPTH))
-        for label, chosen in (("all", [1] * len(default)), ("right", known[key.removeprefix("depth_")]["right"])):
-            take = [bool(c) for c in chosen[: len(default)]]
-            lead = ev.paired_difference(*([v for v, t in zip(values, take) if t] for values in (graded, default)))
+        plain, graded = (row["methods"][n]["abpc"] for n in (ONE_GAMMA, BY_DEPTH))
+        for label, chosen in (("all", [1] * len(plain)), ("right", known[key.removeprefix("depth_")]["right"])):
+            take = [bool(c) for c in chosen[: len(plain)]]
+            lead = ev.paired_difference(*([v for v, t in zip(values, take) if t] for values in (graded, plain)))
             body.append([
                 f"{row['model']}, {label}",
                 str(sum(take)),
-                number(mean_of(default, take)),
+                number(mean_of(plain, take)),
                 number(mean_of(graded, take)),
                 f"{lead.mean:+.3f} [{lead.low:+.3f}, {lead.high:+.3f}]",
             ])  # fmt: skip
@@ -506,11 +518,12 @@ def main() -> None:
 
 def choice(searched: dict[str, Row]) -> dict[str, str]:
     """The candidate that is `default` in each row of the search; knobs that a row does not have are left out of labels."""
-    from methods import DEFAULT_LABELS
+    from methods import BIASED_LABELS, DEFAULT_LABELS
 
-    return {
-        key: next((label for label in DEFAULT_LABELS if label in row["methods"]), "") for key, row in searched.items()
-    }
+    def labels(key: str) -> tuple[str, ...]:
+        return (BIASED_LABELS if key.startswith(BIASED_MODELS) else ()) + DEFAULT_LABELS
+
+    return {key: next((label for label in labels(key) if label in row["methods"]), "") for key, row in searched.items()}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from generated import PROMPTS, Answer, Asked, answer, explained
-from options import about, chosen, earlier, half_when_scoring, parser, write_comparison, write_json
+from options import about, chosen, earlier, half_when_scoring, merged, parser, write_comparison, write_json
 from spans import Encoded, context_mask, encode, gold_spans, padded, predicted_spans
 from texts import HELD_OUT, Question, flan_t5_small, minilm_for, smollm2, squad
 from torch import nn
@@ -209,9 +209,9 @@ def main() -> None:
         "data": f"SQuAD v2, answerable questions of {articles}",
         "note": exam.note,
         "kind": "spans",
-        "methods": earlier(options, {}, count) | table,
+        "methods": table,
     }
-    write_json(options.out, content)
+    write_json(options.out, merged(earlier(options, {}, count), content))
     for label, row in sorted(table.items(), key=lambda item: -(item[1].get("metrics") or {"tps": [0]})["tps"][0]):
         print(f"{label:40}", row.get("error") or {k: v[0] for k, v in row["metrics"].items()})
     print(options.out, flush=True)

@@ -135,13 +135,24 @@ def test_default_is_among_the_candidates_it_was_chosen_from():
     methods = __import__("methods")
     for grid in (methods.conv_candidates(), methods.vit_candidates(), methods.text_candidates()):
         assert all(isinstance(preset, dlrp.Preset) for preset in grid.values())
-        assert any(label in grid for label in methods.DEFAULT_LABELS)
+        assert any(label in grid for label in methods.DEFAULT_LABELS + methods.BIASED_LABELS)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
-    x = torch.randn(2, 3, 8, 8)
-    label = next(name for name in methods.DEFAULT_LABELS if name in methods.conv_candidates())
-    ours = dlrp.explain(model, x, preset="default").relevance
-    assert torch.allclose(ours, dlrp.explain(model, x, preset=methods.conv_candidates()[label]).relevance)
+
+    def equal(model: nn.Module, x: torch.Tensor, preset: dlrp.Preset, label: str, grid: dict) -> bool:
+        ours, theirs = (dlrp.explain(model, x, preset=p).relevance for p in (preset, grid[label]))
+        return torch.allclose(ours, theirs)
+
+    start = __import__("variants").START  # one gamma for all convolutions, as the search of conv nets had it
+    convolutions = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    )
+    assert equal(convolutions, torch.randn(2, 3, 8, 8), start, methods.DEFAULT_LABELS[0], methods.conv_candidates())
+    default = dlrp.preset("default")
+    patches = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten(), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 3))
+    assert equal(patches, torch.randn(2, 3, 8, 8), default, methods.BIASED_LABELS[0], methods.vit_candidates())
+    for bias, label in ((True, methods.BIASED_LABELS[1]), (False, methods.DEFAULT_LABELS[1])):
+        words = nn.Sequential(nn.Linear(6, 8, bias), nn.GELU(), nn.Linear(8, 3, bias))
+        assert equal(words, torch.randn(2, 6), default, label, methods.text_candidates())
 
 
 def test_damping_leaves_out_units_that_are_small_in_their_layer():
@@ -178,12 +189,36 @@ def test_unknown_methods_are_named():
         options.chosen({"default": "default"}, Namespace(methods=["nonsense"]))
 
 
+def test_what_came_later_says_where_it_was_made():
+    options = __import__("options")
+    made = {"date": "then", "machine": "GPU", "versions": {"torch": "2"}, "note": "n", "methods": {"a": 1, "b": 2}}
+    later = made | {"date": "now", "machine": "CPU", "methods": {"b": 3}}
+    assert options.merged({}, made) is made
+    both = options.merged(made, later)
+    assert both["methods"] == {"a": 1, "b": 3} and (both["date"], both["machine"]) == ("then", "GPU")
+    assert both["later"] == {"b": {"date": "now", "machine": "CPU", "versions": {"torch": "2"}}}
+
+
+def test_methods_get_other_names_and_keep_their_numbers(tmp_path):
+    relabel, options = __import__("relabel").relabel, __import__("options")
+    file = tmp_path / "row.json"
+    options.write_json(file, {"methods": {"default": {"n": 1}, "new": {"n": 2}, "other": {"n": 3}}})
+    relabel(file, [("default", "old"), ("new", "default")])
+    row = json.loads(file.read_text())
+    assert row["methods"] == {"old": {"n": 1}, "default": {"n": 2}, "other": {"n": 3}}
+    assert row["measured_as"] == {"old": "default", "default": "new"}
+    for pairs in ([("nobody", "x")], [("old", "other")], [("old", "x"), ("other", "x")]):
+        with pytest.raises(SystemExit):
+            relabel(file, pairs)
+    assert json.loads(file.read_text()) == row
+
+
 def test_update_keeps_other_methods_of_the_same_inputs_only(tmp_path):
     options = __import__("options")
     out = tmp_path / "row.json"
     options.write_json(out, {"setup": {"step": 2}, "methods": {"gamma": {"n": 3}, "DeepLift": {"n": 0, "error": "no"}}})
     asked = Namespace(update=True, out=out)
-    assert set(options.earlier(asked, {"step": 2}, 3)) == {"gamma", "DeepLift"}
+    assert set(options.earlier(asked, {"step": 2}, 3)["methods"]) == {"gamma", "DeepLift"}
     assert options.earlier(Namespace(update=False, out=out), {"step": 2}, 3) == {}
     for setup, count in (({"step": 1}, 3), ({"step": 2}, 4)):
         with pytest.raises(SystemExit, match="another setup"):

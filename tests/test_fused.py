@@ -22,12 +22,12 @@ CASES = {
     "silu": ({}, lambda s, x: s * torch.sigmoid(x)),
     "layer_norm": ({}, lambda x, mean, rstd, w, b: (x - mean) * rstd * w + b),
     "gamma": (
-        {"ratio": 0.1, "times_z": "* z"},
-        lambda s, z, q: (s * z.abs() / (z.abs() + 0.1 * q), s * z / (z.abs() + 0.1 * q)),
+        {"times_z": "* z"},
+        lambda s, z, q: (s * z.abs() / (z.abs() + q), s * z / (z.abs() + q)),
     ),
-    "gamma_positive": ({"ratio": 0.1, "times_z": ""}, lambda s, z, q: s / (z + 0.1 * q)),
+    "gamma_positive": ({"times_z": ""}, lambda s, z, q: s / (z + q)),
     "zplus": ({"eps": EPS, "times_z": "* z"}, lambda s, z, q: s * z / ((z + q).clamp(min=0) + EPS)),
-    "add_signed": ({"ratio": 0.25}, lambda g, more, x: g + 0.25 * _sgn(x) * more),
+    "add_signed": ({}, lambda g, more, x: g + _sgn(x) * more),
     "epsilon_absolute": (
         {"eps": EPS, "times_z": "* z"},
         lambda s, z, b: (

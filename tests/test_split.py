@@ -79,7 +79,7 @@ def test_a_part_outside_0_to_1_is_refused():
 def test_default_takes_a_gamma_for_linear_layers():
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)), torch.randn(3, 4)
-    same = dlrp.preset("default") | {"linear": dlrp.Gamma(0.3)}
+    same = dlrp.preset("default") | {"linear": dlrp.Gamma(0.3)}  # of maps with a bias and of those without
     found, expected = (dlrp.explain(model, x, preset=p).relevance for p in (dlrp.preset("default", linear=0.3), same))
     assert torch.equal(found, expected)
     assert not torch.allclose(found, dlrp.explain(model, x, preset="default").relevance)

@@ -12,7 +12,19 @@ from .errors import PresetError
 from .graph import Graph
 from .ops import OPS, Kind, Op
 from .presets import Preset
-from .rules import Folded, Gradient, Identity, LinearRule, PassScale, Rule, ScaleFixed, SignalTakesAll, Split, Uniform
+from .rules import (
+    Folded,
+    Gamma,
+    Gradient,
+    Identity,
+    LinearRule,
+    PassScale,
+    Rule,
+    ScaleFixed,
+    SignalTakesAll,
+    Split,
+    Uniform,
+)
 from .step import Step
 
 
@@ -42,7 +54,9 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             kind = Kind.WEIGHTS
         if kind is Kind.BATCHNORM and attributes[node][0]:
             kind = Kind.NORMALISE  # batch statistics
-        rule = rule or _rule(graph, node, kind, preset, node in first)
+        absent = op.absent(attributes.get(node, ()))
+        has_bias = op.linear is not None and op.linear.bias is not None and op.linear.bias not in absent
+        rule = rule or _rule(graph, node, kind, preset, node in first, has_bias or node in added)
         if kind in (Kind.ACTIVATION, Kind.FUNCTION) and 0 not in live:
             rule = Gradient()  # only a parameter of the function is live
         if kind is Kind.PRODUCT and isinstance(rule, (Uniform, Split, SignalTakesAll)) and name in ("Div", "Addcdiv"):
@@ -55,8 +69,6 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
                 rule = replace(rule, gate=rule.weights)
             if isinstance(rule, Split) and rule.gate == 0.5:
                 rule, signal = Uniform(), None  # the same, with one multiplication for both
-        absent = op.absent(attributes.get(node, ()))
-        has_bias = op.linear is not None and op.linear.bias is not None and op.linear.bias not in absent
         fold = foldable.get(node) if isinstance(rule, LinearRule) and rule.folds else None
         if fold is not None:
             folded.append(fold)
@@ -81,7 +93,20 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
     for step in list(steps.values()):
         if step.added is not None:  # the sum belongs to the map, whose rule knows of the bias
             steps[step.added[0]] = steps[step.added[0]].changed(rule=Gradient())
+    _grade(steps)
     return steps
+
+
+def _grade(steps: dict[int, Step]) -> None:
+    """A gamma that changes with depth: every map gets its own."""
+    graded: dict[Rule, list[int]] = {}
+    for node, step in steps.items():  # from the input on: operands stand before their consumers
+        if isinstance(step.rule, Gamma) and step.rule.last is not None:
+            graded.setdefault(step.rule, []).append(node)
+    for rule, nodes in graded.items():
+        for place, node in enumerate(nodes):
+            depth = place / max(1, len(nodes) - 1)
+            steps[node] = steps[node].changed(rule=rule.at(depth))  # type: ignore[attr-defined]
 
 
 _MISSING = Op(Kind.FUNCTION)  # stands for an operation without a row
@@ -111,12 +136,12 @@ def _product(graph: Graph, node: int, live: tuple[int, ...], preset: Preset) -> 
     return Kind.PRODUCT, None, None
 
 
-def _rule(graph: Graph, node: int, kind: Kind, preset: Preset, first: bool) -> Rule:
+def _rule(graph: Graph, node: int, kind: Kind, preset: Preset, first: bool, biased: bool = False) -> Rule:
     """The preset's rule; a module's rule serves the operations it fits and leaves the module's others alone."""
     module = graph.modules[node] if graph.modules else None
-    rule = preset.rule(kind, graph.name(node), module, first)
+    rule = preset.rule(kind, graph.name(node), module, first, biased)
     if not rule.fits(kind) and module is not None:
-        rule = preset.rule(kind, graph.name(node), None, first)
+        rule = preset.rule(kind, graph.name(node), None, first, biased)
     if not rule.fits(kind):
         served = ", ".join(sorted(rule.kinds or ()))
         raise PresetError(f"{graph.where(node)} is of kind {kind}, and {rule} serves only {served}")

@@ -106,6 +106,7 @@ class Explainer:
         self._read: frozenset[int] | None = None  # learnt: the parameters that plans read, by id; None: any
         self._learning = True
         self._record = False  # learnt: this model's constants must be recorded
+        self._weights = False  # learnt: and its weights followed
 
     def __call__(
         self, *args: Any, target: Target = None, layers: Sequence[str] = (), ledger: bool = False, **kwargs: Any
@@ -132,7 +133,7 @@ class Explainer:
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str] = ()) -> Call:
         """The model with these arguments, and what was learnt about it."""
         call = Call(self.model, self.preset, tuple(args), kwargs, tuple(layers))
-        call.following.only = self._read
+        call.following.only, call.following.weights = self._read, self._weights
         return call
 
     def each(
@@ -170,7 +171,8 @@ class Explainer:
                     yield forward.attribution(relevance, target, handed, plan, self.preset)
 
     def forward(self, call: Call, ledger: bool = False) -> tuple[Forward, Plan]:
-        """A forward pass and its plan; once more with parameters followed, or recorded, where the plan lacks values."""
+        """A forward pass and its plan; where the plan lacks values, once more with parameters followed, then recorded, then
+        with weights followed as well."""
         following, record = call.following, self._record or ledger  # a ledger needs every value
         if ledger:
             following.only = None
@@ -184,8 +186,9 @@ class Explainer:
                     self._learning = self._learning and ledger
                     return forward, plan
             except LostActivationError:
-                if following.only is None and record:
+                if following.weights:
                     raise
+                following.weights = self._weights = following.only is None and record
                 record = self._record = following.only is None or record
             following.only = self._read = None
 

@@ -37,12 +37,12 @@ FORMULAS = {
     "layer_norm": Formula("x mean rstd w b", ("(x - mean) * rstd * w + b",)),
     # linear maps, of what arrives (s, or s = R), the output z and the magnitude q: what goes back through W and |W|
     "gamma": Formula(
-        "s z q", ("r * sgn", "r"), "A sgn = A(z > 0) - A(z < 0); A r = sgn * sgn * s {times_z} / (fabs(z) + A({ratio}) * q);"
+        "s z q", ("r * sgn", "r"), "A sgn = A(z > 0) - A(z < 0); A r = sgn * sgn * s {times_z} / (fabs(z) + q);"
     ),
-    "gamma_positive": Formula("s z q", ("s {times_z} / (z + A({ratio}) * q)",)),
+    "gamma_positive": Formula("s z q", ("s {times_z} / (z + q)",)),
     "zplus": Formula("s z q", ("s {times_z} / (fmax(z + q, A(0)) + A({eps}))",)),
-    # g + ratio · sgn(x) · more
-    "add_signed": Formula("g more x", ("g + (x < 0 ? -more : more) * A({ratio})",)),
+    # g + sgn(x) · more
+    "add_signed": Formula("g more x", ("g + (x < 0 ? -more : more)",)),
     # an epsilon rule whose bias takes |b| / (|z - b| + |b|) beforehand
     "epsilon_absolute": Formula(
         "s z b", ("s {times_z} * fabs(y) / (fabs(y) + fabs(b) + A({eps})) / (y < 0 ? y - A({eps}) : y + A({eps}))",),

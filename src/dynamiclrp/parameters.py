@@ -34,6 +34,7 @@ class Following:
     def __init__(self, modules: Sequence[nn.Module], preset: Preset, integers: bool) -> None:
         self.modules, self.preset, self.integers = modules, preset, integers
         self.only: frozenset[int] | None = None  # parameters that are known to be the only ones needed
+        self.weights = False  # follow weights too: then autograd keeps what they are multiplied with
         self._freeze: bool | None = None  # the last choice, for those who enter again
         self._before: dict[int, tuple[nn.Parameter, bool]] = {}
         self._statistics: list[tuple[Tensor, Tensor]] = []
@@ -61,7 +62,7 @@ class Following:
     def follow(self, freeze: bool) -> None:
         """Follow what rules and token ids need, or (without `freeze`) every parameter."""
         self._freeze = freeze
-        wanted = self._wanted() if freeze else None
+        wanted = self._wanted() if freeze and not self.weights else None
         for module in self.modules:
             for parameter in module._parameters.values():
                 if parameter is None or not parameter.is_floating_point():

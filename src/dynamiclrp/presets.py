@@ -43,7 +43,8 @@ from .rules import (
 
 FIRST = "first"  # the first linear map above an input
 FIRST_CONV = "first-conv"  # the same, if it is a convolution
-_KINDS = frozenset(kind.value for kind in Kind) | {FIRST, FIRST_CONV}
+BIASED = "biased-linear"  # linear maps that add a bias
+_KINDS = frozenset(kind.value for kind in Kind) | {FIRST, FIRST_CONV, BIASED}
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Preset:
                 raise PresetError(f"override {key!r}: expected a rule such as Gamma(0.25), got {rule!r}")
             name = key.value if isinstance(key, Kind) else key
             if name in _KINDS:
-                served = {FIRST: "linear", FIRST_CONV: "conv"}.get(name, name)
+                served = {FIRST: "linear", FIRST_CONV: "conv", BIASED: "linear"}.get(name, name)
                 if not rule.fits(served):
                     raise PresetError(f"override {name!r}: {rule} serves only {', '.join(sorted(rule.kinds or ()))}")
                 kinds[name] = rule
@@ -78,10 +79,13 @@ class Preset:
             else:
                 modules.pop(name, None)
                 modules[name] = rule
+        named = {key.value if isinstance(key, Kind) else key for key in overrides}
+        if Kind.LINEAR.value in named and BIASED not in named:
+            kinds.pop(BIASED, None)  # all of them are meant
         label = f"{self.name}{',' if '|' in self.name else ' |'} {', '.join(str(key) for key in overrides)}"
         return Preset(label, tuple(kinds.items()), tuple(ops.items()), tuple(modules.items()))
 
-    def rule(self, kind: Kind, op: str, module: str | None, first: bool) -> Rule:
+    def rule(self, kind: Kind, op: str, module: str | None, first: bool, biased: bool = False) -> Rule:
         """The rule for one node."""
         if self.modules and module is not None:
             for pattern, rule in reversed(self.modules):
@@ -93,6 +97,8 @@ class Preset:
             return self._kinds[FIRST_CONV]
         if first and FIRST in self._kinds:
             return self._kinds[FIRST]
+        if biased and kind is Kind.LINEAR and BIASED in self._kinds:
+            return self._kinds[BIASED]
         return self._kinds[kind.value]
 
     @property
@@ -203,16 +209,20 @@ def _cp() -> dict[str, Rule]:
     return base_rules(product=SignalTakesAll(), weights=Nothing(), attention=Attention(weights=0.0))
 
 
-def _default(gamma: float = 0.25, weights: float = 0.4, linear: float = 0.0) -> dict[str, Rule]:
-    """What measured best over conv nets and transformers (docs/results.md): AttnLRP, gamma for convolutions, a flat first
-    one, and a little less of each attention product to the weights than to the values. `linear` is the gamma of linear
-    layers: 0.02 serves span models better, at twice the cost."""
+def _default(
+    gamma: float = 0.5, last: float | None = 0.07, weights: float = 0.4, linear: float | None = None
+) -> dict[str, Rule]:
+    """What measured best over conv nets and transformers (docs/results.md): AttnLRP; gamma for convolutions, falling from
+    `gamma` to `last` with depth, the first one flat; a little less of each attention product to the weights than to the values;
+    a small gamma for linear maps with a bias. `linear` is the gamma of all linear maps instead; 0 costs one gradient."""
+    biased: dict[str, Rule] = {BIASED: Gamma(0.02)} if linear is None else {}
     return base_rules(
         linear=Gamma(linear) if linear else Gradient(),
-        conv=Gamma(gamma),
+        conv=Gamma(gamma, last=last),
         product=Split(0.5, weights),
         attention=Attention(weights),
         **{FIRST_CONV: Flat()},
+        **biased,
     )
 
 

@@ -253,7 +253,9 @@ class Here:
         if self.step.nonnegative:
             return g.add(more, alpha=ratio)
         x = self.factors[self.live_factor]
-        made = self.fused("add_signed", g, more, x, ratio=ratio)
+        if g.is_cuda:
+            more, ratio = more.mul_(ratio), 1.0  # no kernel for each ratio
+        made = self.fused("add_signed", g, more, x)
         return g.add(more.mul_(sign(x)), alpha=ratio) if made is None else made
 
 

@@ -66,9 +66,9 @@ class Measured:
     density: float = 0.0
     finite: bool = False
     dynamic: str = ""  # "ok", "float64: …" where float32 overflows, or the error
-    residual: float | None = None  # of the ledger under attnlrp, relative
+    residual: float | None = None  # of the ledger under `default`, relative
     kept: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0  # one explanation under attnlrp
+    seconds: float = 0.0  # one explanation under `default`
     total_seconds: float = 0.0
     error: str = ""
 

@@ -129,8 +129,8 @@ Written by `dynamiclrp coverage --paper`. Published sizes, random weights, float
 *nodes covered*: nodes of the whole autograd graph, every parameter followed, that have a rule. The paper's counts come from
 older versions of the libraries (attention written out in several operations, dropout kept in the graph), so the totals
 differ; what must agree is that none is left over. *live*: nodes that relevance passes through. *finite*: under
-`attnlrp`; *`dynamic`*: the same under the preset `dynamic`, the paper's rules but for batch norm and functions with
-f(0) ≠ 0 (see its docstring; `float64`: float32 overflows). *ledger residual*: what the accounts under `attnlrp` cannot explain, relative to the largest
+`default`; *`dynamic`*: the same under the preset `dynamic`, the paper's rules but for batch norm and functions with
+f(0) ≠ 0 (see its docstring; `float64`: float32 overflows). *ledger residual*: what the accounts under `default` cannot explain, relative to the largest
 amount of relevance that moved; reasons that kept something: {", ".join(sorted(kept))}. *seconds*: one explanation on one
 thread of a machine that had other work to do.
 Mamba's scan is written out token by token, so its graph grows with the text (here 8 tokens). The paper's sum is quoted as
@@ -194,7 +194,7 @@ def write_zoo(folder: Path, findings: Sequence[Finding]) -> None:
         f"Written by `dynamiclrp coverage --zoo`. Small configurations, random weights, float32. {_stamp()}",
         table(*summary_rows(findings)),
         f"{len(ops)} distinct operations carry relevance in them, {sum(f.live for f in built):,} live nodes in all. "
-        "Each model is explained under `attnlrp` twice (the results must be equal), as a batch and row by row, with the "
+        "Each model is explained under `default` twice (the results must be equal), as a batch and row by row, with the "
         "ledger, and once under `dynamic`. "
         f"Under `dynamic` {sum(f.dynamic == 'ok' for f in built)} are finite in float32"
         + (f", {more} more in float64." if (more := sum(f.dynamic.startswith("float64") for f in built)) else "."),
@@ -222,7 +222,7 @@ def write_zoo(folder: Path, findings: Sequence[Finding]) -> None:
         if missing
         else "None.",
         "## Every model",
-        "*kept*: the share of the explained score that did not reach the inputs under `attnlrp`, by reason.",
+        "*kept*: the share of the explained score that did not reach the inputs under `default`, by reason.",
         table(
             [
                 "zoo",

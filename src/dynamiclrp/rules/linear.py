@@ -144,12 +144,31 @@ class _SignedRule(LinearRule):
 
 @dataclass(frozen=True)
 class Gamma(_SignedRule):
-    """Contributions of z's own sign count 1 + gamma times (the generalised gamma rule; Andéol et al. 2021)."""
+    """Contributions of z's own sign count 1 + gamma times (the generalised gamma rule; Andéol et al. 2021).
+
+    `last`: gamma of the last map that has the rule; from the first on, which has `gamma`, it changes by equal factors.
+    """
 
     gamma: float = 0.25
+    last: float | None = None
 
-    def __init__(self, gamma: float = 0.25, eps: float = 1e-6, bias: str = "proportional", top: float = 1.0) -> None:
-        _set(self, gamma=gamma, eps=eps, bias=bias, top=top)
+    def __init__(
+        self,
+        gamma: float = 0.25,
+        eps: float = 1e-6,
+        bias: str = "proportional",
+        top: float = 1.0,
+        last: float | None = None,
+    ) -> None:
+        if last is not None and (gamma <= 0 or last <= 0):
+            raise ValueError(f"Gamma({gamma}, last={last}): expected both above 0, they are joined by equal factors")
+        _set(self, gamma=gamma, eps=eps, bias=bias, top=top, last=last)
+
+    def at(self, depth: float) -> Gamma:
+        """The rule of one map, at a depth from 0 (the first that has it) to 1 (the last)."""
+        if self.last is None:
+            return self
+        return Gamma(self.gamma ** (1 - depth) * self.last**depth, self.eps, self.bias, self.top)
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         u, here.stash = self._parts(here, s)
@@ -164,13 +183,14 @@ class Gamma(_SignedRule):
         ratio, eps = self._ratio, usable(self.eps / (1 + self.gamma / 2), s)
         q = self.magnitude(here, eps / ratio) if ratio else torch.full_like(here.output, eps)
         positive = here.step.rectified and not (self.bias == "absolute" and here.step.has_bias)
-        if self.plain(here):
-            name = "gamma_positive" if positive else "gamma"
-            made = here.fused(name, s, here.output, q, ratio=ratio or 1.0, times_z=here.times("z"))
+        ratio = ratio or 1.0
+        if s.is_cuda and self.plain(here):
+            q, ratio = q.mul_(ratio), 1.0  # no kernel for each ratio
+            made = here.fused("gamma_positive" if positive else "gamma", s, here.output, q, times_z=here.times("z"))
             if made is not None:
                 return (made, made) if positive else made
         r, z = self.relevance(here, s)
-        v = r / torch.add(z if positive else z.abs(), q, alpha=ratio or 1)
+        v = r / torch.add(z if positive else z.abs(), q, alpha=ratio)
         if positive:
             return v, v
         sgn = z.sign()
