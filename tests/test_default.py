@@ -27,6 +27,48 @@ def test_gamma_falls_by_equal_factors():
     assert gammas == pytest.approx([0.5, (0.5 * 0.07) ** 0.5, 0.07])
 
 
+def test_branches_side_by_side_have_the_same_depth():
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.a, self.b, self.c = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(4))
+            self.both = False
+
+        def forward(self, x):
+            x = torch.relu(self.stem(x))
+            y = torch.relu(self.b(torch.relu(self.a(x))))
+            return (y + torch.relu(self.c(x)) if self.both else y).flatten(1)
+
+    model, x = Branches(), torch.randn(1, 3, 5, 5)
+    for both, expected in ((False, [0.07, 0.5]), (True, [0.07, 0.5, 0.5])):
+        model.both = both
+        steps = dlrp.explain(model, x).plan.steps
+        assert sorted(s.rule.gamma for s in steps if isinstance(s.rule, dlrp.Gamma)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_batch_of_attention_layers_equals_its_rows(tokens):
+    """Of one row torch makes one node with the bias in it, of several a product and a sum with a part of the bias."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval().double()
+    nn.init.normal_(attention.in_proj_bias)
+    query = nn.Parameter(torch.randn(1, tokens, 8, dtype=torch.float64))
+
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = attention, nn.Linear(8, 3).double()
+
+        def forward(self, x):
+            found, _ = self.attention(query.expand(len(x), -1, -1), x, x, need_weights=False)
+            return self.head(found.mean(1))
+
+    model, x = Pool(), torch.randn(3, 5, 8, dtype=torch.float64)
+    whole = dlrp.explain(model, x, target=1).relevance
+    rows = torch.cat([dlrp.explain(model, x[i : i + 1], target=1).relevance for i in range(3)])
+    torch.testing.assert_close(whole, rows)
+
+
 def test_it_is_the_same_as_naming_every_layer():
     model, x = conv_net(), torch.randn(2, 3, 6, 6)
     by_hand = dlrp.preset("default") | {

@@ -93,20 +93,21 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
     for step in list(steps.values()):
         if step.added is not None:  # the sum belongs to the map, whose rule knows of the bias
             steps[step.added[0]] = steps[step.added[0]].changed(rule=Gradient())
-    _grade(steps)
+    _grade(graph, steps)
     return steps
 
 
-def _grade(steps: dict[int, Step]) -> None:
-    """A gamma that changes with depth: every map gets its own."""
-    graded: dict[Rule, list[int]] = {}
-    for node, step in steps.items():  # from the input on: operands stand before their consumers
-        if isinstance(step.rule, Gamma) and step.rule.last is not None:
-            graded.setdefault(step.rule, []).append(node)
-    for rule, nodes in graded.items():
-        for place, node in enumerate(nodes):
-            depth = place / max(1, len(nodes) - 1)
-            steps[node] = steps[node].changed(rule=rule.at(depth))  # type: ignore[attr-defined]
+def _grade(graph: Graph, steps: dict[int, Step]) -> None:
+    """A gamma that changes with depth: every map gets its own, by how many maps of the rule lie below it on the longest way."""
+    for rule in {step.rule for step in steps.values() if isinstance(step.rule, Gamma) and step.rule.last is not None}:
+        below: dict[int, int] = {}
+        for node, step in steps.items():  # operands stand before their consumers
+            under = max((below.get(ref[0], 0) for ref in graph.edges[node] if ref is not None), default=0)
+            below[node] = under + (step.rule == rule)
+        deepest = max(below.values())
+        for node, step in list(steps.items()):
+            if step.rule == rule:
+                steps[node] = step.changed(rule=rule.at((below[node] - 1) / max(1, deepest - 1)))
 
 
 _MISSING = Op(Kind.FUNCTION)  # stands for an operation without a row

@@ -216,7 +216,7 @@ def added_biases(graph: Graph) -> dict[int, tuple[int, int]]:
             continue
         live = live_operands(graph, node)
         other = graph.edges[node][1 - live[0]]
-        if len(live) != 1 or other is None or _kind(graph, other[0]) is not Kind.LEAF:
+        if len(live) != 1 or other is None or not _is_parameter(graph, other):
             continue
         ref = graph.operand(node, live[0])
         while graph.name(ref[0]) in _RESHAPES and _is_private(graph, ref):
@@ -227,6 +227,15 @@ def added_biases(graph: Graph) -> dict[int, tuple[int, int]]:
         if sum(i in op.linear.factors for i in live_operands(graph, ref[0])) == 1:
             pairs[ref[0]] = (node, 1 - live[0])
     return pairs
+
+
+def _is_parameter(graph: Graph, ref: Ref) -> bool:
+    """A leaf, or a part or view of one: fused attention layers split one bias among queries, keys and values."""
+    kind = _kind(graph, ref[0])
+    while kind is Kind.MOVEMENT and len(graph.edges[ref[0]]) == 1:
+        ref = graph.operand(ref[0], 0)
+        kind = _kind(graph, ref[0])
+    return kind is Kind.LEAF
 
 
 _RESHAPES = frozenset({"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"})
