@@ -146,7 +146,8 @@ class _SignedRule(LinearRule):
 class Gamma(_SignedRule):
     """Contributions of z's own sign count 1 + gamma times (the generalised gamma rule; Andéol et al. 2021).
 
-    `last`: gamma of the last map that has the rule; from the first on, which has `gamma`, it changes by equal factors.
+    `last`: gamma of the deepest map that has the rule; from the first on, which has `gamma`, it changes by equal factors.
+    Depth is how many maps of the rule lie below on the longest way.
     """
 
     gamma: float = 0.25
