@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dynamiclrp as dlrp
-from dynamiclrp.run import _PIECE
+from dynamiclrp.here import _PIECE
 from dynamiclrp.timing import peak_bytes
 
 RULES = [dlrp.Gamma(0.25), dlrp.ZPlus(), dlrp.AlphaBeta(2, 1)]

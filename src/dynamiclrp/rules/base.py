@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..run import Here
+    from ..here import Here
     from ..step import Step
 
 OUT = -1  # the output, among the positions of the operands

@@ -14,7 +14,7 @@ from ..errors import UnsupportedTensorError
 from .base import OUT, Grads, Rule, sign, stabilise, usable
 
 if TYPE_CHECKING:
-    from ..run import Here
+    from ..here import Here
     from ..step import Step
 
 

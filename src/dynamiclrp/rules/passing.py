@@ -13,7 +13,7 @@ from ..ops.normalise import batch_norm_affine
 from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
 
 if TYPE_CHECKING:
-    from ..run import Here
+    from ..here import Here
     from ..step import Step
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .base import OUT, Grads, Rule, bounded, divide, reduce_to, sign, usable
 
 if TYPE_CHECKING:
-    from ..run import Here
+    from ..here import Here
     from ..step import Step
 
 

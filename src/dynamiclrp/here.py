@@ -1,0 +1,260 @@
+"""What a rule sees of the node that it is applied to: values, the linear map with its batch norm folded in, kernels.
+
+It fetches and computes, and knows no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .capture import Saved, output_shape
+from .fused import kernel
+from .ops.normalise import batch_norm_affine
+from .rules.base import OUT, Grads, reduce_to, sign
+from .step import FOLD_BIAS, Step
+from .values import Values
+
+# Elements of a weight whose magnitudes are taken at once: few launches on a GPU, what a CPU's cache holds.
+_PIECE = {"cpu": 1 << 18}
+_PIECE_ELSEWHERE = 1 << 24
+
+
+class Here:
+    """What a rule sees of the node that it is applied to, while it is applied."""
+
+    stash: Any = None  # from `before` to `after`
+    bias_coefficient: Tensor | None = None  # likewise, at the output's shape
+
+    def __init__(self, step: Step, values: Values) -> None:
+        self.step, self.op, self._values = step, step.op, values
+        self._operands: dict[int, Tensor] = {}
+        # of the folded batch norm, whose turn it is: after it what it saved is freed
+        self._affine = None if step.fold is None else batch_norm_affine(values.saved(step.fold))
+
+    @cached_property
+    def saved(self) -> Saved:
+        return self._values.saved(self.step.node)
+
+    def _value(self, position: int) -> Any:
+        place = self.step.places[position]
+        return getattr(self.saved, place) if isinstance(place, str) else self._values.take(place)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The node's output (of the folded batch norm or the sum that adds the bias, where there is one)."""
+        value = self._value(OUT)
+        if self.step.added is None:
+            return value
+        _, own = self._alphas
+        return (value if own == 1 else value / own).reshape(self.saved.shape)
+
+    def operand(self, position: int) -> Tensor:
+        if position not in self._operands:
+            self._operands[position] = self._value(position)
+        return self._operands[position]
+
+    @property
+    def carries_s(self) -> bool:
+        """Does the rule get a coefficient, not relevance?"""
+        return self.step.form == "s" or self.step.convert
+
+    def relevance(self, s: Tensor, output: Tensor) -> Tensor:
+        """What arrives, as relevance."""
+        return s * output if self.carries_s else s
+
+    def times(self, output: str) -> str:
+        """How a formula makes relevance of what arrives."""
+        return f"* {output}" if self.carries_s else ""
+
+    def replay(self, *operands: Tensor | None) -> Tensor:
+        """The node's own forward on other operands."""
+        assert self.op.forward is not None
+        return self.op.forward(self.saved, *operands)
+
+    def times_ratio(self, s: Tensor) -> Tensor:
+        """`s · f(x)/x` of an activation that has it in closed form."""
+        assert self.op.ratio is not None
+        made = None if self.op.fused is None else self.fused(self.op.fused(self.saved), s, self.saved.self)
+        return s * self.op.ratio(self.saved) if made is None else made
+
+    def fused(self, name: str, *tensors: Tensor, **constants: Any) -> Any:
+        """The formula of that name in one kernel; None, where there is none for these tensors."""
+        if tensors[0].device.type != "cuda" or self._values.batched:
+            return None
+        made = kernel(name, *tensors, **constants)
+        return None if made is None else made(*tensors)
+
+    def on_live(self, grads: Grads, edit: Callable[[Tensor], Tensor]) -> Grads:
+        """Edit what goes to the live operands (of a product or linear map: to its live factors)."""
+        live = self.step.live_factors
+        return [edit(g) if g is not None and i in live else g for i, g in enumerate(grads)]
+
+    def scaled(self, grads: Grads, factors: Mapping[int, float]) -> Grads:
+        """Multiply by the factors, in one launch; operands without one keep what they have, a factor of 0 leaves nothing."""
+        made: Grads = [g if factors.get(i, 1) else None for i, g in enumerate(grads)]
+        chosen = [i for i, factor in factors.items() if factor not in (0, 1) and made[i] is not None]
+        found: list[Any] = [made[i] for i in chosen]
+        if self._values.batched:  # which several tensors at once are not
+            found = [g * factors[i] for g, i in zip(found, chosen)]
+        elif found:
+            found = list(torch._foreach_mul(found, [factors[i] for i in chosen]))
+        for i, g in zip(chosen, found):
+            made[i] = g
+        return made
+
+    # Linear maps, with a batch norm folded in where there is one ---------------------------------------------------
+
+    @property
+    def live_factor(self) -> int:
+        """Which of the two factors is the signal."""
+        return self.step.factors.index(self.step.live_factors[0])
+
+    @cached_property
+    def _gain(self) -> float:
+        return self.op.linear.gain(self.saved)  # type: ignore[union-attr]
+
+    @property
+    def wants_bias(self) -> bool:
+        """Was relevance of the bias itself asked for?"""
+        return self.step.bias in self.step.live
+
+    @cached_property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Signal and weight in the operation's order."""
+        x, w = (self.operand(position) for position in self.step.factors)
+        if self._gain != 1:  # it belongs to the weight
+            x, w = (x, w * self._gain) if self.live_factor == 0 else (x * self._gain, w)
+        if self._affine is not None:
+            w = self.op.linear.fold(self.saved, w, self._affine[0])  # type: ignore[union-attr,misc]
+        return x, w
+
+    @cached_property
+    def channel_bias(self) -> Tensor:
+        """What the map adds, one number per output channel (or a tensor of the output's shape)."""
+        linear = self.op.linear
+        assert linear is not None
+        if self.step.added is not None:
+            return self._added_bias()
+        own = self.operand(self.step.bias) if linear.bias in self.step.places else None
+        if own is not None and linear.factor(self.saved) != 1:
+            own = own * linear.factor(self.saved)
+        if self._affine is None:
+            assert own is not None
+            return own
+        scale, mean = self._affine
+        shift = self._value(FOLD_BIAS)
+        if own is not None:
+            mean = mean - own
+        return -mean * scale if shift is None else torch.addcmul(shift, mean, scale, value=-1)
+
+    @property
+    def _alphas(self) -> tuple[float, float]:
+        """What the sum above multiplies the bias and the map's output by."""
+        assert self.step.added is not None
+        node, position = self.step.added
+        weights = self._values.graph.op(node).weights(self._values.saved(node))
+        return weights[position], weights[1 - position]
+
+    def _added_bias(self) -> Tensor:
+        """What the sum above adds, broadcastable to the map's own output."""
+        assert self.step.added is not None
+        node, _ = self.step.added
+        bias, shape = self._value(FOLD_BIAS), self.saved.shape
+        factor, own = self._alphas
+        bias = bias if factor == own else bias * (factor / own)
+        if bias.dim() <= 1 and bias.shape[-1:] == shape[-1:]:
+            return bias
+        return bias.expand(output_shape(self._values.graph.handles[node], 0)).reshape(shape)
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """What the map adds, broadcastable to its output."""
+        return self._spread(self.channel_bias)
+
+    def _spread(self, channels: Tensor) -> Tensor:
+        return self.op.linear.spread(self.saved, channels)  # type: ignore[union-attr]
+
+    def reduce_to_bias(self, coefficient: Tensor, relevance: bool) -> Tensor:
+        """The bias' own coefficient (or relevance), from one at the output's shape."""
+        bias = self.operand(self.step.bias)
+        factor = self._spread(torch.ones_like(bias)) * self.op.linear.factor(self.saved)  # type: ignore[union-attr]
+        if self._affine is not None:
+            factor = factor * self._spread(self._affine[0])
+        factor = torch.ones_like(factor) if relevance else factor
+        return reduce_to(coefficient * factor, factor.shape).reshape(bias.shape)
+
+    def product(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        x, w, *rest = _same_dtype(x, w, *(() if bias is None else (bias,)))
+        if self._gain != 1:
+            made = self.op.linear.product(self.saved, x, w) / self._gain  # type: ignore[union-attr]
+            return made if bias is None else made + self._spread(bias)
+        return self.op.linear.product(self.saved, x, w, *rest)  # type: ignore[union-attr]
+
+    def transposed(self, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        u, x, w = _same_dtype(u, x, w)
+        made = self.op.linear.transposed(self.saved, self.live_factor, u, x, w)  # type: ignore[union-attr]
+        return made if self._gain == 1 else made / self._gain
+
+    @cached_property
+    def _absolute(self) -> tuple[Tensor, Tensor]:
+        """Magnitudes of the factors; a signal that cannot be negative is its own magnitude."""
+        x, w = self.factors
+        if self.step.nonnegative:
+            return (x, w.abs()) if self.live_factor == 0 else (x.abs(), w)
+        return x.abs(), w.abs()
+
+    @cached_property
+    def _pieces(self) -> list[slice]:
+        """Parts of a large weight's columns: a copy of all of it would be most of the memory that a rule takes."""
+        w = self.factors[1]
+        size = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
+        if not self.op.linear.columns or self.live_factor != 0 or w.numel() <= size:  # type: ignore[union-attr]
+            return []
+        width = max(1, size * w.shape[-1] // w.numel())
+        return [slice(start, start + width) for start in range(0, w.shape[-1], width)]
+
+    def magnitude(self, bias: bool, eps: float = 0.0) -> Tensor:
+        """`|x|·|W| + |b| + eps`, the extra forward product of the rules on signed parts."""
+        added = self.channel_bias.abs().add_(eps) if bias else None  # what a bias carries costs no pass of its own
+        if not self._pieces:
+            made = self.product(*self._absolute, added)
+        else:
+            x, w = self.factors
+            x = x if self.step.nonnegative else x.abs()
+            made = torch.cat([self.product(x, w[..., piece].abs()) for piece in self._pieces], -1)
+            made = made if added is None else made.add_(self._spread(added))
+        return made.add_(eps) if eps and not bias else made
+
+    def absolute_transposed(self, u: Tensor) -> Tensor:
+        """`|W|ᵀu`, the extra backward product of the rules on signed parts."""
+        x, w = self.factors
+        if self._pieces:
+            extra = reduce(
+                torch.add, (self.transposed(u[..., piece], x, w[..., piece].abs()) for piece in self._pieces)
+            )
+        else:
+            extra = self.transposed(u, *self._absolute)
+        return extra
+
+    def add_signed(self, g: Tensor, more: Tensor, ratio: float) -> Tensor:
+        """`g + ratio · sgn(x) · more`, of the live factor x."""
+        if self.step.nonnegative:
+            return g.add(more, alpha=ratio)
+        x = self.factors[self.live_factor]
+        if g.is_cuda:
+            more, ratio = more.mul_(ratio), 1.0  # no kernel for each ratio
+        made = self.fused("add_signed", g, more, x)
+        return g.add(more.mul_(sign(x)), alpha=ratio) if made is None else made
+
+
+def _same_dtype(*tensors: Tensor) -> list[Tensor]:
+    """Under autocast the factors of one product may differ: take the widest."""
+    if all(tensor.dtype == tensors[0].dtype for tensor in tensors):
+        return list(tensors)
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return [tensor.to(dtype) for tensor in tensors]
