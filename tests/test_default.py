@@ -69,6 +69,19 @@ def test_a_batch_of_attention_layers_equals_its_rows(tokens):
     torch.testing.assert_close(whole, rows)
 
 
+def test_a_bias_may_be_put_together_from_parts():
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.a, self.b = (nn.Parameter(torch.randn(n)) for n in ((4, 6), 2, 4))
+
+        def forward(self, x):
+            return x @ self.weight + torch.cat([self.a, self.b])
+
+    steps = dlrp.explain(Joined(), torch.randn(2, 4)).plan.steps
+    assert [(step.has_bias, type(step.rule)) for step in steps if step.name == "Mm"] == [(True, dlrp.Gamma)]
+
+
 def test_it_is_the_same_as_naming_every_layer():
     model, x = conv_net(), torch.randn(2, 3, 6, 6)
     by_hand = dlrp.preset("default") | {

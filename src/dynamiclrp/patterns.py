@@ -230,12 +230,15 @@ def added_biases(graph: Graph) -> dict[int, tuple[int, int]]:
 
 
 def _is_parameter(graph: Graph, ref: Ref) -> bool:
-    """A leaf, or a part or view of one: fused attention layers split one bias among queries, keys and values."""
-    kind = _kind(graph, ref[0])
-    while kind is Kind.MOVEMENT and len(graph.edges[ref[0]]) == 1:
-        ref = graph.operand(ref[0], 0)
-        kind = _kind(graph, ref[0])
-    return kind is Kind.LEAF
+    """A leaf, or parts or views of leaves: fused attention layers split one bias among queries, keys and values."""
+    stack = [ref[0]]
+    while stack:
+        node = stack.pop()
+        kind = _kind(graph, node)
+        if kind not in (Kind.LEAF, Kind.MOVEMENT):
+            return False
+        stack += [operand[0] for operand in graph.edges[node] if operand is not None]
+    return True
 
 
 _RESHAPES = frozenset({"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"})
