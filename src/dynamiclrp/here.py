@@ -15,6 +15,7 @@ from torch import Tensor
 from .capture import Saved, output_shape
 from .fused import kernel
 from .ops.normalise import batch_norm_affine
+from .ops.table import LinearMap
 from .rules.base import OUT, Grads, reduce_to, sign
 from .step import FOLD_BIAS, Step
 from .values import Values
@@ -110,13 +111,19 @@ class Here:
     # Linear maps, with a batch norm folded in where there is one ---------------------------------------------------
 
     @property
+    def linear(self) -> LinearMap:
+        """The map itself; for rules that serve linear maps only."""
+        assert self.op.linear is not None
+        return self.op.linear
+
+    @property
     def live_factor(self) -> int:
         """Which of the two factors is the signal."""
         return self.step.factors.index(self.step.live_factors[0])
 
     @cached_property
     def _gain(self) -> float:
-        return self.op.linear.gain(self.saved)  # type: ignore[union-attr]
+        return self.linear.gain(self.saved)
 
     @property
     def wants_bias(self) -> bool:
@@ -130,14 +137,14 @@ class Here:
         if self._gain != 1:  # it belongs to the weight
             x, w = (x, w * self._gain) if self.live_factor == 0 else (x * self._gain, w)
         if self._affine is not None:
-            w = self.op.linear.fold(self.saved, w, self._affine[0])  # type: ignore[union-attr,misc]
+            assert self.linear.fold is not None
+            w = self.linear.fold(self.saved, w, self._affine[0])
         return x, w
 
     @cached_property
     def channel_bias(self) -> Tensor:
         """What the map adds, one number per output channel (or a tensor of the output's shape)."""
-        linear = self.op.linear
-        assert linear is not None
+        linear = self.linear
         if self.step.added is not None:
             return self._added_bias()
         own = self.operand(self.step.bias) if linear.bias in self.step.places else None
@@ -177,12 +184,12 @@ class Here:
         return self._spread(self.channel_bias)
 
     def _spread(self, channels: Tensor) -> Tensor:
-        return self.op.linear.spread(self.saved, channels)  # type: ignore[union-attr]
+        return self.linear.spread(self.saved, channels)
 
     def reduce_to_bias(self, coefficient: Tensor, relevance: bool) -> Tensor:
         """The bias' own coefficient (or relevance), from one at the output's shape."""
         bias = self.operand(self.step.bias)
-        factor = self._spread(torch.ones_like(bias)) * self.op.linear.factor(self.saved)  # type: ignore[union-attr]
+        factor = self._spread(torch.ones_like(bias)) * self.linear.factor(self.saved)
         if self._affine is not None:
             factor = factor * self._spread(self._affine[0])
         factor = torch.ones_like(factor) if relevance else factor
@@ -191,13 +198,13 @@ class Here:
     def product(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         x, w, *rest = _same_dtype(x, w, *(() if bias is None else (bias,)))
         if self._gain != 1:
-            made = self.op.linear.product(self.saved, x, w) / self._gain  # type: ignore[union-attr]
+            made = self.linear.product(self.saved, x, w) / self._gain
             return made if bias is None else made + self._spread(bias)
-        return self.op.linear.product(self.saved, x, w, *rest)  # type: ignore[union-attr]
+        return self.linear.product(self.saved, x, w, *rest)
 
     def transposed(self, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
         u, x, w = _same_dtype(u, x, w)
-        made = self.op.linear.transposed(self.saved, self.live_factor, u, x, w)  # type: ignore[union-attr]
+        made = self.linear.transposed(self.saved, self.live_factor, u, x, w)
         return made if self._gain == 1 else made / self._gain
 
     @cached_property
@@ -213,7 +220,7 @@ class Here:
         """Parts of a large weight's columns: a copy of all of it would be most of the memory that a rule takes."""
         w = self.factors[1]
         size = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
-        if not self.op.linear.columns or self.live_factor != 0 or w.numel() <= size:  # type: ignore[union-attr]
+        if not self.linear.columns or self.live_factor != 0 or w.numel() <= size:
             return []
         width = max(1, size * w.shape[-1] // w.numel())
         return [slice(start, start + width) for start in range(0, w.shape[-1], width)]
