@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dynamiclrp.fused import FORMULAS, kernel, source
+import dynamiclrp as dlrp
+from dynamiclrp import fused as module
+from dynamiclrp.fused import FORMULAS, fused, source
 
 EPS = 1e-6
 
@@ -15,18 +20,33 @@ def _sgn(x: Tensor) -> Tensor:
     return torch.where(x < 0, -1.0, 1.0).to(x.dtype)
 
 
+def _affine_absolute(s: Tensor, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor) -> Tensor:
+    shift = bias - mean * scale
+    return s * (scale * x + shift) * _sgn(x) * scale.abs() / ((scale * x).abs() + shift.abs() + 1e-3)
+
+
 # name → (constants, formula); s takes part as a coefficient
 CASES = {
     "gelu": ({}, lambda s, x: s * 0.5 * (1 + torch.erf(x * 0.5**0.5))),
     "gelu_tanh": ({}, lambda s, x: s * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))),
     "silu": ({}, lambda s, x: s * torch.sigmoid(x)),
-    "layer_norm": ({}, lambda x, mean, rstd, w, b: (x - mean) * rstd * w + b),
+    "layer_norm": ({}, lambda x, mean, rstd, weight, bias: (x - mean) * rstd * weight + bias),
     "gamma": (
         {"times_z": "* z"},
         lambda s, z, q: (s * z.abs() / (z.abs() + q), s * z / (z.abs() + q)),
     ),
     "gamma_positive": ({"times_z": ""}, lambda s, z, q: s / (z + q)),
     "zplus": ({"eps": EPS, "times_z": "* z"}, lambda s, z, q: s * z / ((z + q).clamp(min=0) + EPS)),
+    "absolute": ({"times": 0.3}, lambda w: 0.3 * w.abs()),
+    "absolute_folded": (
+        {"times": 0.3, "eps": EPS},
+        lambda w, scale, var: 0.3 * (w * scale / (var + EPS).sqrt()).abs(),
+    ),
+    "absolute_bias": ({"times": 0.3, "plus": 0.1}, lambda b: 0.3 * b.abs() + 0.1),
+    "absolute_bias_folded": (
+        {"times": 0.3, "plus": 0.1, "eps": EPS},
+        lambda b, mean, scale, var: 0.3 * (b - mean * scale / (var + EPS).sqrt()).abs() + 0.1,
+    ),
     "add_signed": ({}, lambda g, more, x: g + _sgn(x) * more),
     "epsilon_absolute": (
         {"eps": EPS, "times_z": "* z"},
@@ -39,12 +59,14 @@ CASES = {
         lambda s, y, a, b: s * y.clamp(-1e30, 1e30) / (a.abs() + b.abs() + EPS),
     ),
     "times_sign": ({}, lambda g, a: g * _sgn(a)),
-    "product_share": ({"eps": EPS}, lambda g, a, b: g * a.abs() / (a.abs() + b.abs() + EPS)),
+    "times_signs": ({}, lambda g, a, b: (g * _sgn(a), g * _sgn(b))),
+    "product_shares": (
+        {"eps": EPS},
+        lambda g, h, a, b: (g * a.abs() / (a.abs() + b.abs() + EPS), h * b.abs() / (a.abs() + b.abs() + EPS)),
+    ),
     "affine_absolute": (
-        {"eps": EPS, "times_y": "* y"},
-        lambda s, x, scale, shift: (
-            s * (scale * x + shift) * _sgn(x) * scale.abs() / ((scale * x).abs() + shift.abs() + EPS)
-        ),
+        {"eps": EPS, "stable": 1e-3, "times_y": "* y"},
+        lambda s, x, weight, bias, mean, var: _affine_absolute(s, x, weight / (var + EPS).sqrt(), bias, mean),
     ),
 }  # fmt: skip
 
@@ -57,7 +79,9 @@ def operands(name: str, dtype: torch.dtype, device: str) -> list[Tensor]:
         made["q"] = made["q"].abs() + made["z"].abs()
     if name == "gamma_positive":
         made["z"] = made["z"].abs()
-    for n in {"b", "scale", "shift", "mean", "rstd", "w"} & made.keys():
+    if "var" in made:
+        made["var"] = made["var"].abs() + 0.1
+    for n in {"bias", "weight", "scale", "mean", "rstd", "w", "var"} & set(list(made)[1:]):
         made[n] = made[n][:1, :, :1]  # one number a channel
     return [x.to(device, dtype) for x in made.values()]
 
@@ -68,16 +92,19 @@ def test_every_kernel_has_its_formula_here():
 
 @pytest.mark.parametrize("name", CASES)
 def test_there_is_none_on_the_cpu(name):
-    assert kernel(name, *operands(name, torch.float32, "cpu"), **CASES[name][0]) is None
+    assert fused(name, *operands(name, torch.float32, "cpu"), **CASES[name][0]) is None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_source_names_each_constant_and_each_operand(name):
-    code = source(name, CASES[name][0])
+def test_the_source_names_each_operand_and_each_number(name):
+    texts = {key: value for key, value in CASES[name][0].items() if isinstance(value, str)}
+    code = source(name, texts)
     assert code.count("{") == code.count("}") == 1
-    for operand in FORMULAS[name].operands.split():
-        assert f"T {operand}_" in code
-    assert all(repr(value) in code for value in CASES[name][0].values() if isinstance(value, float))
+    assert all(f"T {operand}_" in code for operand in FORMULAS[name].operands.split())
+    assert {key for key, value in CASES[name][0].items() if isinstance(value, float)} == set(
+        FORMULAS[name].numbers.split()
+    )
+    assert all(f"double {number}_" in code for number in FORMULAS[name].numbers.split())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -86,12 +113,11 @@ def test_the_source_names_each_constant_and_each_operand(name):
 def test_kernels_equal_their_formulas(name, dtype):
     constants, formula = CASES[name]
     tensors = operands(name, dtype, "cuda")
-    made = kernel(name, *tensors, **constants)
-    assert made is not None
     eps = torch.finfo(dtype).eps
 
     def check(tensors: list[Tensor]) -> None:
-        found, expected = made(*tensors), formula(*[x.double() for x in tensors])
+        found, expected = fused(name, *tensors, **constants), formula(*[x.double() for x in tensors])
+        assert found is not None
         for one, other in zip(
             found if isinstance(found, tuple) else [found], expected if isinstance(expected, tuple) else [expected]
         ):
@@ -100,14 +126,109 @@ def test_kernels_equal_their_formulas(name, dtype):
 
     check(tensors)
     check([x.transpose(0, 1) for x in tensors])  # other strides
-    wide = tensors[0].new_zeros(2, *tensors[0].shape)
-    assert kernel(name, tensors[0], *[wide for _ in tensors[1:]], **constants) is None  # nothing grows
-    assert (
-        kernel(
-            name,
-            tensors[0].double().to(torch.float64 if dtype != torch.float64 else torch.float32),
-            *tensors[1:],
-            **constants,
-        )
-        is None
-    )
+    if len(tensors) > 1:
+        wide = tensors[0].new_zeros(2, *tensors[0].shape)
+        assert fused(name, tensors[0], *[wide for _ in tensors[1:]], **constants) is None  # nothing grows
+        other = tensors[0].to(torch.float64 if dtype != torch.float64 else torch.float32)
+        assert fused(name, other, *tensors[1:], **constants) is None
+
+
+# ---------------------------------------------------------------- rules with kernels, without a GPU
+
+
+def _reference(name: str, texts: dict[str, str]):
+    """A formula as a kernel would compute it, from its C++."""
+    formula, code = FORMULAS[name], {}
+    for operand in formula.operands.split():
+        code[operand] = None
+    words = {
+        "A": lambda x: x * 1.0 if isinstance(x, Tensor) else x, "fabs": abs, "erf": torch.erf, "tanh": torch.tanh,
+        "exp": torch.exp, "rsqrt": torch.rsqrt, "where": torch.where,
+        "fmax": lambda a, b: a.clamp(min=b), "fmin": lambda a, b: a.clamp(max=b),
+    }  # fmt: skip
+
+    def python(expression: str) -> str:
+        return re.sub(r"\((\w+ [<>] 0) \? ([^:]+) : ([^()]+|fabs\(\w+\))\)", r"where(\1, \2, \3)", expression)
+
+    def call(*tensors: Tensor, **numbers: float):
+        names = words | dict(zip(formula.operands.split(), tensors)) | numbers
+        for statement in formula.where.format(**texts).split(";"):
+            target, _, value = statement.strip().removeprefix("A ").partition(" = ")
+            if value:
+                names[target] = eval(python(value), {}, names)
+        outputs = [f"({output.format(**texts)})" for output in formula.outputs]
+        made = tuple(eval(python(output), {}, names) for output in outputs)
+        return made if len(made) > 1 else made[0]
+
+    return call
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The formulas in Python in place of their kernels; yields which of them were used."""
+    used = set()
+
+    def compiled(name, texts):
+        call = _reference(name, texts)
+        return lambda *tensors, **numbers: (used.add(name), call(*tensors, **numbers))[1]
+
+    monkeypatch.setattr(module, "serves", lambda tensor: tensor.is_floating_point())
+    monkeypatch.setattr("dynamiclrp.here.serves", lambda tensor: tensor.is_floating_point())
+    monkeypatch.setattr(module, "_compile", compiled)
+    monkeypatch.setattr(module, "_compiled", {})
+    return used
+
+
+class Net(nn.Module):
+    """Every rule that has a kernel: folded and plain maps, sums, gates, norms, activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.biased, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.free = nn.BatchNorm2d(8, affine=False)
+        self.linear, self.gate, self.layer = nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.LayerNorm(8)
+        self.head = nn.Linear(8, 5)
+        for norm in (self.norm, self.second, self.free):
+            nn.init.uniform_(norm.running_var, 0.5, 2)
+            nn.init.normal_(norm.running_mean)
+            if norm.affine:
+                nn.init.normal_(norm.weight)
+                nn.init.normal_(norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(x)))
+        x = x + self.free(self.second(self.biased(x)))
+        x = self.layer(x.mean((2, 3)))
+        x = x + F.silu(self.gate(x)) * self.linear(x)
+        return self.head(F.gelu(x) + F.gelu(x, approximate="tanh"))
+
+
+@pytest.mark.parametrize(
+    "preset", ["attnlrp", "default", "gamma", "epsilon-plus", "dynamic", "epsilon", "epsilon-alpha2-beta1"]
+)
+def test_rules_are_the_same_with_kernels(preset, kernels, monkeypatch):
+    torch.manual_seed(0)
+    model, x = Net().double().eval(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    explainer = dlrp.Explainer(model, preset)
+    with_kernels = [explainer(x).relevance for _ in range(2)]
+    monkeypatch.undo()
+    plain = dlrp.explain(model, x, preset=preset).relevance
+    for one in with_kernels:
+        torch.testing.assert_close(one, plain, rtol=1e-9, atol=1e-12)
+    expected = {
+        "attnlrp": {"gelu", "gelu_tanh", "silu"},
+        "gamma": {
+            "gamma",
+            "absolute",
+            "absolute_folded",
+            "absolute_bias",
+            "absolute_bias_folded",
+            "add_signed",
+            "gamma_positive",
+        },
+        "default": {"gamma", "absolute", "absolute_folded", "absolute_bias"},
+        "epsilon-plus": {"zplus", "absolute_folded"},
+        "dynamic": {"epsilon_absolute", "sum_share", "times_signs", "product_shares", "affine_absolute"},
+    }
+    assert expected.get(preset, set()) <= kernels

@@ -297,14 +297,16 @@ def test_the_products_are_of_the_given_factors_not_of_the_saved_ones(sample):
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-@parametrise("sample", [s for s in LINEAR if OPS[s.node].linear.fold is not None and "transpose" not in str(s).lower()])
-def test_fold_scales_the_output_channels(sample):
+@parametrise(
+    "sample", [s for s in LINEAR if OPS[s.node].linear.channels is not None and "transpose" not in str(s).lower()]
+)
+def test_channels_scale_the_output(sample):
     _, linear, saved, first, second, _ = linear_call(sample)
     product = linear.product(saved, first, second)
     channel = 1 if OPS[sample.node].kind is Kind.CONV else product.dim() - 1
     scale = torch.rand(product.shape[channel], dtype=torch.float64) + 0.5
     shape = [-1 if dim == channel else 1 for dim in range(product.dim())]
-    folded = linear.product(saved, first, linear.fold(saved, second, scale))
+    folded = linear.product(saved, first, second * linear.channels(second, scale))
     torch.testing.assert_close(folded, product * scale.reshape(shape), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(linear.spread(saved, scale).expand_as(product), scale.reshape(shape).expand_as(product))
 

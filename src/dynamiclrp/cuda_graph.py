@@ -7,7 +7,6 @@ then the relevance.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from .attribution import Attribution
 from .errors import CaptureError, LRPError
-from .explainer import verdict
+from .explainer import judge, verdict
 from .forward import Call
 from .parameters import modules_of
 from .targets import Seed, Target, seed_for
@@ -103,14 +102,12 @@ class Captured:
         pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(self._forward, pool=pool, stream=stream):
             forward, self.plan = explainer.forward(call)
-            self._start = seed_for(forward.output, None).coefficient  # the default target needs no other
+            self._seed = seed_for(forward.output, None)  # that of the default target; others are copied into it
         with torch.cuda.graph(self._relevance, pool=pool, stream=stream):
-            seed = Seed(self._start, self._start.any(), CaptureError)
             # several targets share one forward pass: its values must stay
-            found = forward.relevance(self.plan, seed, retain_graph=many)
+            found = forward.relevance(self.plan, self._seed, retain_graph=many)
             self._shown = forward.shown(found)
-            self._handed = seed.relevance(forward.output)
-            self._verdict = verdict([seed], found)
+            self._verdict = verdict([self._seed], found)
         self._output = forward.output.detach()
         # held, so that a replay never reads memory that was given back
         self._weights = _weights(explainer.model)
@@ -136,7 +133,8 @@ class Captured:
         seed = None
         if target is not None or not fresh:
             seed = seed_for(self._output, target)
-            self._start.copy_(seed.coefficient)
+            self._seed.coefficient.copy_(seed.coefficient)
+            self._seed.relevance.copy_(seed.relevance)
         self._relevance.replay()
         return seed
 
@@ -144,11 +142,11 @@ class Captured:
         """What was found; None, if it is not finite."""
         # copied before anything is waited for; the next replay overwrites them
         relevances, layers = ({name: r.clone() for name, r in shown.items()} for shown in self._shown)
-        output, handed = self._output.clone(), self._handed.clone()
-        good, *largest = self._verdict.tolist()
-        if not good or (seed is not None and not seed.good):
-            raise (seed or seed_for(self._output, target)).error()
-        if not all(map(math.isfinite, largest)):
+        output, handed = self._output.clone(), self._seed.relevance.clone()
+        largest = self._verdict.tolist()
+        if seed is not None and not seed.good.any():
+            raise seed.error()
+        if not judge([self._seed] if seed is None else [], largest):
             return None
         return Attribution(relevances, layers, output, target, handed, self.plan, self.preset)
 

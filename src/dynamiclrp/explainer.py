@@ -123,12 +123,11 @@ class Explainer:
             seed = seed_for(forward.output, target)
             book = Ledger(forward.graph, plan) if ledger else None
             found = forward.relevance(plan, seed, watch=book.watch if book else None)
-            handed = seed.relevance(forward.output)
             if not sound([seed], found):
                 raise self._not_finite(call, target)
         if book is not None:
-            book.close(handed, found[: sum(len(source.edges) for source in forward.sources)])
-        return forward.attribution(found, target, handed, plan, self.preset, book)
+            book.close(seed.relevance, found[: sum(len(source.edges) for source in forward.sources)])
+        return forward.attribution(found, target, seed, plan, self.preset, book)
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str] = ()) -> Call:
         """The model with these arguments, and what was learnt about it."""
@@ -167,8 +166,7 @@ class Explainer:
                 for target, seed, relevance in zip(chosen, seeds, found):
                     if not sound([seed], relevance):
                         raise self._not_finite(call, target)
-                    handed = seed.relevance(forward.output)
-                    yield forward.attribution(relevance, target, handed, plan, self.preset)
+                    yield forward.attribution(relevance, target, seed, plan, self.preset)
 
     def forward(self, call: Call, ledger: bool = False) -> tuple[Forward, Plan]:
         """A forward pass and its plan; where the plan lacks values, once more with parameters followed, then recorded, then
@@ -267,20 +265,24 @@ class Report:
 
 
 def verdict(seeds: Sequence[Seed], found: Sequence[Tensor]) -> Tensor:
-    """On the device: a flag for each seed, and the largest magnitude of each relevance (nan or infinite if any is)."""
-    device = found[0].device
-    flags = [seed.good.to(device, torch.float64) for seed in seeds]
-    flags += [torch.linalg.vector_norm(r, torch.inf).to(device, torch.float64) for r in found if r.numel()]
-    return torch.stack(flags)
+    """On the device: the largest magnitude of what each seed must not leave at zero, and of each relevance (nan or infinite
+    if any is)."""
+    good = [seed.good if seed.good.numel() else seed.good.new_zeros(1) for seed in seeds]
+    values = [t.to(found[0].device) for t in (*good, *found) if t.numel()]
+    return torch.stack(torch._foreach_norm(values, torch.inf))
 
 
 def sound(seeds: Sequence[Seed], found: Sequence[Tensor]) -> bool:
     """Is all relevance finite? Raises what is wrong with the seeds. The one place that waits for the device."""
-    values = verdict(seeds, found).tolist()
-    for seed, good in zip(seeds, values):
-        if not good:
+    return judge(seeds, verdict(seeds, found).tolist())
+
+
+def judge(seeds: Sequence[Seed], largest: Sequence[float]) -> bool:
+    """What a verdict says, once it is there."""
+    for seed, good in zip(seeds, largest):
+        if good == 0:
             raise seed.error()
-    return all(map(math.isfinite, values))
+    return all(map(math.isfinite, largest))
 
 
 def one_of(on_missing: str) -> str:

@@ -80,7 +80,11 @@ class Forward:
     def relevances(self, plan: Plan, seeds: Sequence[Seed], retain_graph: bool) -> Iterator[tuple[Tensor, ...]]:
         """The same for several seeds: in one backward pass, if every operation in it can be batched."""
         edges, values = self._explained
-        batch = Seed(torch.stack([seed.coefficient for seed in seeds]), seeds[0].good, seeds[0].error)
+        batch = replace(
+            seeds[0],
+            coefficient=torch.stack([seed.coefficient for seed in seeds]),
+            relevance=torch.stack([seed.relevance for seed in seeds]),
+        )
         found: tuple[Tensor, ...] | None = None
         if len(seeds) > 1:
             try:
@@ -103,13 +107,13 @@ class Forward:
         self,
         found: Sequence[Tensor],
         target: Target,
-        seed: Tensor,
+        seed: Seed,
         plan: Plan,
         preset: Preset,
         ledger: Ledger | None = None,
     ) -> Attribution:
         relevances, layers = self.shown(found)
-        return Attribution(relevances, layers, self.output.detach(), target, seed, plan, preset, ledger)
+        return Attribution(relevances, layers, self.output.detach(), target, seed.relevance, plan, preset, ledger)
 
     def shown(self, found: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The relevance of inputs and layers by name, as the user sees it."""

@@ -19,11 +19,15 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Formula:
-    """C++ expressions of the named operands, one for each output; `{…}` are constants."""
+    """C++ expressions of the named operands and numbers, one for each output; `{…}` are pieces of text.
+
+    A kernel is compiled for each text; numbers are handed to it at each launch.
+    """
 
     operands: str
     outputs: tuple[str, ...]
     where: str = ""  # statements that come first
+    numbers: str = ""
 
 
 FORMULAS = {
@@ -34,77 +38,96 @@ FORMULAS = {
     ),
     "silu": Formula("s x", ("s / (A(1) + exp(-x))",)),
     # what a layer norm made of x
-    "layer_norm": Formula("x mean rstd w b", ("(x - mean) * rstd * w + b",)),
+    "layer_norm": Formula("x mean rstd weight bias", ("(x - mean) * rstd * weight + bias",)),
     # linear maps, of what arrives (s, or s = R), the output z and the magnitude q: what goes back through W and |W|
     "gamma": Formula(
         "s z q", ("r * sgn", "r"), "A sgn = A(z > 0) - A(z < 0); A r = sgn * sgn * s {times_z} / (fabs(z) + q);"
     ),
     "gamma_positive": Formula("s z q", ("s {times_z} / (z + q)",)),
-    "zplus": Formula("s z q", ("s {times_z} / (fmax(z + q, A(0)) + A({eps}))",)),
+    "zplus": Formula("s z q", ("s {times_z} / (fmax(z + q, A(0)) + eps)",), numbers="eps"),
+    # their magnitudes |W| and |b|, times what a rule wants of them, and with a batch norm folded in
+    "absolute": Formula("w", ("fabs(w) * times",), numbers="times"),
+    "absolute_folded": Formula(
+        "w scale var", ("fabs(w * (scale * rsqrt(var + eps))) * times",), numbers="eps times"
+    ),
+    "absolute_bias": Formula("b", ("fabs(b) * times + plus",), numbers="times plus"),
+    "absolute_bias_folded": Formula(
+        "b mean scale var", ("fabs(b - mean * (scale * rsqrt(var + eps))) * times + plus",), numbers="eps times plus"
+    ),
     # g + sgn(x) · more
     "add_signed": Formula("g more x", ("g + (x < 0 ? -more : more)",)),
     # an epsilon rule whose bias takes |b| / (|z - b| + |b|) beforehand
     "epsilon_absolute": Formula(
-        "s z b", ("s {times_z} * fabs(y) / (fabs(y) + fabs(b) + A({eps})) / (y < 0 ? y - A({eps}) : y + A({eps}))",),
-        "A y = z - b;",
+        "s z b", ("s {times_z} * fabs(y) / (fabs(y) + fabs(b) + eps) / (y < 0 ? y - eps : y + eps)",),
+        "A y = z - b;", "eps",
     ),
-    # sums: s · y / (|a| + |b|), and what a summand takes of it
+    # sums: s · y / (|a| + |b|), and what the summands take of it
     "sum_share": Formula(
-        "s y a b", ("s {times_y} / (fabs(a) + fabs(b) + A({eps}))",), "y = fmin(fmax(y, -A({limit})), A({limit}));"
+        "s y a b", ("s {times_y} / (fabs(a) + fabs(b) + eps)",), "y = fmin(fmax(y, -limit), limit);", "eps limit"
     ),
-    "times_sign": Formula("g a", ("a < 0 ? -g : g",)),
-    # products: a's part of its own gradient
-    "product_share": Formula("g a b", ("g * fabs(a) / (fabs(a) + fabs(b) + A({eps}))",)),
+    "times_sign": Formula("g a", ("(a < 0 ? -g : g)",)),
+    "times_signs": Formula("g a b", ("(a < 0 ? -g : g)", "(b < 0 ? -g : g)")),
+    # products: what each factor takes of its own gradient
+    "product_shares": Formula(
+        "g h a b", ("g * fabs(a) / sum", "h * fabs(b) / sum"), "A sum = fabs(a) + fabs(b) + eps;", "eps"
+    ),
     # batch norms, y = scale·x + shift, the shift taking its absolute share
     "affine_absolute": Formula(
-        "s x scale shift",
-        ("s {times_y} * (x < 0 ? -fabs(scale) : fabs(scale)) / (fabs(scale * x) + fabs(shift) + A({eps}))",),
-        "A y = scale * x + shift;",
+        "s x weight bias mean var",
+        ("s {times_y} * (x < 0 ? -fabs(scale) : fabs(scale)) / (fabs(scale * x) + fabs(shift) + stable)",),
+        "A scale = weight * rsqrt(var + eps); A shift = bias - mean * scale; A y = scale * x + shift;", "eps stable",
     ),
 }  # fmt: skip
 
 _compiled: dict[Any, Kernel] = {}
 
 
-def kernel(name: str, *tensors: Tensor, **constants: Any) -> Kernel | None:
-    """The kernel of a formula, where it serves these tensors: on CUDA, one dtype, the first one's shape or broadcast to it."""
+def serves(tensor: Tensor) -> bool:
+    """Are there kernels for such a tensor?"""
+    return tensor.device.type == "cuda" and tensor.is_floating_point() and not torch.version.hip
+
+
+def fused(name: str, *tensors: Tensor, **constants: Any) -> Any:
+    """A formula of these tensors in one kernel. None, where there is none: not on CUDA, several dtypes, or others than the
+    first one's shape and what can be broadcast to it."""
     first = tensors[0]
-    if first.device.type != "cuda" or not first.is_floating_point() or torch.version.hip:
+    if not serves(first):
         return None
     for tensor in tensors[1:]:
         if tensor.dtype != first.dtype or tensor.device != first.device:
             return None
         if tensor.shape != first.shape and torch.broadcast_shapes(tensor.shape, first.shape) != first.shape:
             return None
+    numbers = {key: constants.pop(key) for key in FORMULAS[name].numbers.split()}
     key = (name, *constants.items())
     if key not in _compiled:
         _compiled[key] = _compile(name, constants)
-    return _compiled[key]
+    return _compiled[key](*tensors, **numbers)
 
 
-def source(name: str, constants: dict[str, Any]) -> str:
+def source(name: str, texts: dict[str, str]) -> str:
     """The C++ of a formula, as torch's jiterator takes it."""
     formula = FORMULAS[name]
-    operands = formula.operands.split()
-    fill = {key: repr(value) if isinstance(value, float) else value for key, value in constants.items()}
-    outputs = [expression.format(**fill) for expression in formula.outputs]
+    operands, numbers = formula.operands.split(), formula.numbers.split()
+    outputs = [expression.format(**texts) for expression in formula.outputs]
     many = len(outputs) > 1
-    taken = [f"T {operand}_" for operand in operands] + ([f"T& out{i}" for i in range(len(outputs))] if many else [])
+    taken = [f"T {operand}_" for operand in operands] + [f"double {number}_" for number in numbers]
+    taken += [f"T& out{i}" for i in range(len(outputs))] if many else []
     return "\n".join(
         [
-            f"template <typename T> {'void' if many else 'T'} {name}_{crc32(repr(fill).encode())}({', '.join(taken)}) {{",
+            f"template <typename T> {'void' if many else 'T'} {name}_{crc32(repr(texts).encode())}({', '.join(taken)}) {{",
             f"typedef decltype({operands[0]}_ + 0.0f) A;",  # float for half types
-            *(f"A {operand} = static_cast<A>({operand}_);" for operand in operands),
-            formula.where.format(**fill),
+            *(f"A {value} = static_cast<A>({value}_);" for value in (*operands, *numbers)),
+            formula.where.format(**texts),
             *([f"out{i} = T({output});" for i, output in enumerate(outputs)] if many else [f"return T({outputs[0]});"]),
             "}",
         ]
     )
 
 
-def _compile(name: str, constants: dict[str, Any]) -> Kernel:
-    outputs = len(FORMULAS[name].outputs)
-    code = source(name, constants)
-    if outputs == 1:
-        return torch.cuda.jiterator._create_jit_fn(code)
-    return torch.cuda.jiterator._create_multi_output_jit_fn(code, outputs)
+def _compile(name: str, texts: dict[str, str]) -> Kernel:
+    formula = FORMULAS[name]
+    code, numbers = source(name, texts), dict.fromkeys(formula.numbers.split(), 0.0)
+    if len(formula.outputs) == 1:
+        return torch.cuda.jiterator._create_jit_fn(code, **numbers)
+    return torch.cuda.jiterator._create_multi_output_jit_fn(code, len(formula.outputs), **numbers)

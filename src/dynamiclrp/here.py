@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .capture import Saved, output_shape
-from .fused import kernel
-from .ops.normalise import batch_norm_affine
+from .fused import fused, serves
+from .ops.normalise import batch_norm
 from .ops.table import LinearMap
 from .rules.base import OUT, Grads, reduce_to, sign
 from .step import FOLD_BIAS, Step
@@ -30,12 +30,14 @@ class Here:
 
     stash: Any = None  # from `before` to `after`
     bias_coefficient: Tensor | None = None  # likewise, at the output's shape
+    ratio: float = 1.0  # likewise, what magnitudes still have to be multiplied by
 
     def __init__(self, step: Step, values: Values) -> None:
         self.step, self.op, self._values = step, step.op, values
         self._operands: dict[int, Tensor] = {}
-        # of the folded batch norm, whose turn it is: after it what it saved is freed
-        self._affine = None if step.fold is None else batch_norm_affine(values.saved(step.fold))
+        self._times = 1.0  # what magnitudes are multiplied by
+        # the batch norm that is folded in, whose turn it is: after it what it saved is freed
+        self._norm = None if step.fold is None else batch_norm(values.saved(step.fold))
 
     @cached_property
     def saved(self) -> Saved:
@@ -85,10 +87,7 @@ class Here:
 
     def fused(self, name: str, *tensors: Tensor, **constants: Any) -> Any:
         """The formula of that name in one kernel; None, where there is none for these tensors."""
-        if tensors[0].device.type != "cuda" or self._values.batched:
-            return None
-        made = kernel(name, *tensors, **constants)
-        return None if made is None else made(*tensors)
+        return None if self._values.batched else fused(name, *tensors, **constants)
 
     def on_live(self, grads: Grads, edit: Callable[[Tensor], Tensor]) -> Grads:
         """Edit what goes to the live operands (of a product or linear map: to its live factors)."""
@@ -102,6 +101,8 @@ class Here:
         found: list[Any] = [made[i] for i in chosen]
         if self._values.batched:  # which several tensors at once are not
             found = [g * factors[i] for g, i in zip(found, chosen)]
+        elif found and self.op.fresh:
+            torch._foreach_mul_(found, [factors[i] for i in chosen])
         elif found:
             found = list(torch._foreach_mul(found, [factors[i] for i in chosen]))
         for i, g in zip(chosen, found):
@@ -136,28 +137,39 @@ class Here:
         x, w = (self.operand(position) for position in self.step.factors)
         if self._gain != 1:  # it belongs to the weight
             x, w = (x, w * self._gain) if self.live_factor == 0 else (x * self._gain, w)
-        if self._affine is not None:
-            assert self.linear.fold is not None
-            w = self.linear.fold(self.saved, w, self._affine[0])
+        if self._norm is not None:
+            w = w * self._channels(w, self._norm.scale)
         return x, w
+
+    def _channels(self, w: Tensor, channels: Tensor) -> Tensor:
+        """One number per output channel, broadcastable to the weight."""
+        assert self.linear.channels is not None
+        return self.linear.channels(w, channels)
 
     @cached_property
     def channel_bias(self) -> Tensor:
         """What the map adds, one number per output channel (or a tensor of the output's shape)."""
-        linear = self.linear
         if self.step.added is not None:
             return self._added_bias()
-        own = self.operand(self.step.bias) if linear.bias in self.step.places else None
-        if own is not None and linear.factor(self.saved) != 1:
-            own = own * linear.factor(self.saved)
-        if self._affine is None:
+        own = self._own_bias
+        if self._norm is None:
             assert own is not None
             return own
-        scale, mean = self._affine
-        shift = self._value(FOLD_BIAS)
-        if own is not None:
-            mean = mean - own
+        mean, scale, shift = self._norm.mean, self._norm.scale, self._shift
+        mean = mean if own is None else mean - own
         return -mean * scale if shift is None else torch.addcmul(shift, mean, scale, value=-1)
+
+    @cached_property
+    def _own_bias(self) -> Tensor | None:
+        """What the map itself adds."""
+        own = self.operand(self.step.bias) if self.linear.bias in self.step.places else None
+        factor = self.linear.factor(self.saved)
+        return own if own is None or factor == 1 else own * factor
+
+    @cached_property
+    def _shift(self) -> Tensor | None:
+        """What the folded batch norm adds."""
+        return self._value(FOLD_BIAS)
 
     @property
     def _alphas(self) -> tuple[float, float]:
@@ -190,8 +202,8 @@ class Here:
         """The bias' own coefficient (or relevance), from one at the output's shape."""
         bias = self.operand(self.step.bias)
         factor = self._spread(torch.ones_like(bias)) * self.linear.factor(self.saved)
-        if self._affine is not None:
-            factor = factor * self._spread(self._affine[0])
+        if self._norm is not None:
+            factor = factor * self._spread(self._norm.scale)
         factor = torch.ones_like(factor) if relevance else factor
         return reduce_to(coefficient * factor, factor.shape).reshape(bias.shape)
 
@@ -207,56 +219,88 @@ class Here:
         made = self.linear.transposed(self.saved, self.live_factor, u, x, w)
         return made if self._gain == 1 else made / self._gain
 
+    def take_factor(self, factor: float) -> float:
+        """Have magnitudes multiplied by a factor, if a kernel does it in passing; the factor that is left to be done."""
+        if self._values.batched or not serves(self.operand(self.step.factors[0])):
+            return factor
+        self._times = factor
+        return 1.0
+
     @cached_property
     def _absolute(self) -> tuple[Tensor, Tensor]:
-        """Magnitudes of the factors; a signal that cannot be negative is its own magnitude."""
-        x, w = self.factors
-        if self.step.nonnegative:
-            return (x, w.abs()) if self.live_factor == 0 else (x.abs(), w)
-        return x.abs(), w.abs()
+        """Magnitudes of signal and weight in the operation's order; a signal that cannot be negative is its own."""
+        live = self.live_factor
+        signal, other = (self.operand(self.step.factors[i]) for i in (live, 1 - live))
+        signal = signal if self.step.nonnegative else signal.abs()
+        weight = self._weight_magnitude(other)
+        return (signal, weight) if live == 0 else (weight, signal)
+
+    def _weight_magnitude(self, w: Tensor) -> Tensor:
+        """|W| of (a piece of) the operand that is no signal, times gain, folded batch norm and what a rule asked for."""
+        times, norm = self._times * abs(self._gain), self._norm
+        if norm is None:
+            made = None if times == 1 else self.fused("absolute", w, times=times)
+            return _times(w.abs(), times) if made is None else made
+        if norm.weight is not None:
+            scale, var = (self._channels(w, t) for t in (norm.weight, norm.var))
+            made = self.fused("absolute_folded", w, scale, var, eps=norm.eps, times=times)
+            if made is not None:
+                return made
+        return _times((w * self._channels(w, norm.scale)).abs_(), times)
+
+    def _bias_magnitude(self, plus: float) -> Tensor:
+        """`|b| + plus` per channel, |b| times what a rule asked for."""
+        norm, made = self._norm, None
+        if norm is None:
+            made = self.fused("absolute_bias", self.channel_bias, times=self._times, plus=plus)
+        elif norm.weight is not None and self._shift is not None and self._own_bias is None:
+            values = self._shift, norm.mean, norm.weight, norm.var
+            made = self.fused("absolute_bias_folded", *values, eps=norm.eps, times=self._times, plus=plus)
+        return _times(self.channel_bias.abs(), self._times).add_(plus) if made is None else made
 
     @cached_property
     def _pieces(self) -> list[slice]:
         """Parts of a large weight's columns: a copy of all of it would be most of the memory that a rule takes."""
-        w = self.factors[1]
+        w = self.operand(self.step.factors[1])
         size = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
-        if not self.linear.columns or self.live_factor != 0 or w.numel() <= size:
+        if not self.linear.columns or self.live_factor != 0 or self._norm is not None or w.numel() <= size:
             return []
         width = max(1, size * w.shape[-1] // w.numel())
         return [slice(start, start + width) for start in range(0, w.shape[-1], width)]
 
     def magnitude(self, bias: bool, eps: float = 0.0) -> Tensor:
         """`|x|·|W| + |b| + eps`, the extra forward product of the rules on signed parts."""
-        added = self.channel_bias.abs().add_(eps) if bias else None  # what a bias carries costs no pass of its own
+        added = self._bias_magnitude(eps) if bias else None  # what a bias carries costs no pass of its own
         if not self._pieces:
             made = self.product(*self._absolute, added)
         else:
-            x, w = self.factors
+            x, w = (self.operand(position) for position in self.step.factors)
             x = x if self.step.nonnegative else x.abs()
-            made = torch.cat([self.product(x, w[..., piece].abs()) for piece in self._pieces], -1)
+            parts = [self.product(x, self._weight_magnitude(w[..., piece])) for piece in self._pieces]
+            made = torch.cat(parts, -1)
             made = made if added is None else made.add_(self._spread(added))
         return made.add_(eps) if eps and not bias else made
 
     def absolute_transposed(self, u: Tensor) -> Tensor:
         """`|W|ᵀu`, the extra backward product of the rules on signed parts."""
-        x, w = self.factors
-        if self._pieces:
-            extra = reduce(
-                torch.add, (self.transposed(u[..., piece], x, w[..., piece].abs()) for piece in self._pieces)
-            )
-        else:
-            extra = self.transposed(u, *self._absolute)
-        return extra
+        if not self._pieces:
+            return self.transposed(u, *self._absolute)
+        x, w = (self.operand(position) for position in self.step.factors)
+        parts = (self.transposed(u[..., i], x, self._weight_magnitude(w[..., i])) for i in self._pieces)
+        return reduce(torch.add, parts)
 
-    def add_signed(self, g: Tensor, more: Tensor, ratio: float) -> Tensor:
+    def add_signed(self, g: Tensor, more: Tensor) -> Tensor:
         """`g + ratio · sgn(x) · more`, of the live factor x."""
         if self.step.nonnegative:
-            return g.add(more, alpha=ratio)
-        x = self.factors[self.live_factor]
-        if g.is_cuda:
-            more, ratio = more.mul_(ratio), 1.0  # no kernel for each ratio
-        made = self.fused("add_signed", g, more, x)
-        return g.add(more.mul_(sign(x)), alpha=ratio) if made is None else made
+            return g.add(more, alpha=self.ratio)
+        x = self.operand(self.step.live_factors[0])
+        made = self.fused("add_signed", g, more, x) if self.ratio == 1 else None
+        return g.add(more.mul_(sign(x)), alpha=self.ratio) if made is None else made
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    """A tensor of our own, times a factor."""
+    return tensor if factor == 1 else tensor.mul_(factor)
 
 
 def _same_dtype(*tensors: Tensor) -> list[Tensor]:

@@ -196,7 +196,7 @@ def folded_batch_norms(graph: Graph) -> dict[int, int]:
         if ref is None or len(graph.consumers[ref]) > 1 or ref in graph.ends:
             continue
         op = OPS[graph.types[ref[0]].__name__]
-        if op.linear is None or op.linear.fold is None or live_operands(graph, ref[0]) != op.linear.factors[:1]:
+        if op.linear is None or op.linear.channels is None or live_operands(graph, ref[0]) != op.linear.factors[:1]:
             continue
         if op.kind is Kind.CONV and attributes[ref[0]][1]:  # a transposed convolution keeps its channels elsewhere
             continue

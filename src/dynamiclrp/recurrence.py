@@ -7,7 +7,7 @@ off; on other devices the cell stays one kernel even without cuDNN, so torch's o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
-def primitive_recurrence(modules: Iterable[nn.Module]) -> Iterator[None]:
+def primitive_recurrence(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Let the recurrent layers and cells among the modules run as visible operations.
 
     >>> lstm = nn.LSTM(3, 2)
@@ -26,7 +26,8 @@ def primitive_recurrence(modules: Iterable[nn.Module]) -> Iterator[None]:
     ...     type(lstm(torch.randn(1, 4, 3))[0].grad_fn).__name__ != "MkldnnRnnLayerBackward0"
     True
     """
-    layers = [module for module in modules if isinstance(module, (nn.RNNBase, nn.RNNCellBase))]
+    recurrent = {kind for kind in set(map(type, modules)) if issubclass(kind, (nn.RNNBase, nn.RNNCellBase))}
+    layers = [module for module in modules if type(module) in recurrent] if recurrent else []
     with ExitStack() as stack:
         if layers:
             stack.enter_context(warnings.catch_warnings())

@@ -45,8 +45,7 @@ def run(
     try:
         with torch.no_grad(), _without_autocast(outputs[0].device.type):
             starts = [
-                seed.relevance(output) if form == "R" else seed.coefficient
-                for seed, output, form in zip(seeds, outputs, plan.output_forms)
+                seed.relevance if form == "R" else seed.coefficient for seed, form in zip(seeds, plan.output_forms)
             ]
             values = Values(plan, graph, outputs, keep=watch is not None, batched=batched)
             device = outputs[0].device.type

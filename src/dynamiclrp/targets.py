@@ -19,15 +19,12 @@ Target = int | Sequence[Any] | Tensor | Callable[[Tensor], Tensor] | None
 
 @dataclass(frozen=True, eq=False)
 class Seed:
-    """Relevance at an output, as the coefficient s that carries it: relevance = output · s."""
+    """Relevance at an output, and the coefficient s that carries it: relevance = output · s."""
 
     coefficient: Tensor
-    good: Tensor  # a flag on the device: is there something to hand back, and a value to carry all of it?
-    error: Callable[[], LRPError]  # what to say if not
-
-    def relevance(self, output: Tensor) -> Tensor:
-        """Relevance at the output. Where nothing was asked for the output may be infinite (a mask)."""
-        return torch.where(self.coefficient == 0, 0, output.detach() * self.coefficient)
+    relevance: Tensor
+    good: Tensor  # on the device, all zeros if there is nothing to hand back, or no value to carry some of it
+    error: Callable[[], LRPError]  # what to say then
 
 
 def unwrap(output: Any) -> Tensor:
@@ -56,13 +53,14 @@ def seed_for(output: Tensor, target: Target) -> Seed:
         return _from_callable(output, target)
     if isinstance(target, Tensor) and target.is_floating_point():
         return given_seed(target, output)
-    coefficient = _chosen(output.detach(), target)
+    relevance = _chosen(output.detach(), target)
     where = "the largest logit of every row" if target is None else f"target {target!r}"
     return Seed(
-        coefficient,
-        coefficient.any(),
+        torch.ne(relevance, 0, out=torch.empty_like(relevance)),
+        relevance,
+        relevance,
         lambda: ZeroOutputError(
-            f"the output is exactly zero at {where} (output shape {tuple(coefficient.shape)}): there is no score to hand back. "
+            f"the output is exactly zero at {where} (output shape {tuple(relevance.shape)}): there is no score to hand back. "
             "Choose another target, or explain a score before the operation that made it zero."
         ),
     )
@@ -76,7 +74,8 @@ def given_seed(seed: Tensor, output: Tensor) -> Seed:
     nowhere = (values == 0) & (seed != 0)
     return Seed(
         torch.where(seed == 0, 0, seed / torch.where(values == 0, 1, values)),
-        ~nowhere.any(),
+        torch.where(nowhere, 0, seed),
+        (~nowhere.any()).to(values.dtype),
         lambda: ZeroOutputError(
             f"{int(nowhere.sum())} of {int((seed != 0).sum())} seeded elements are where the output is exactly zero; "
             "relevance is handed back in proportion to values, so it has nowhere to go. Seed only where the output is not zero."
@@ -95,10 +94,12 @@ def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor]) -> Seed:
             "computed from it, such as lambda logits: logits[:, 3] - logits[:, 5]"
         )
     (gradient,) = torch.autograd.grad(chosen.sum(), probe)
-    gradient = torch.where(output.detach() == 0, 0, gradient)
+    values = output.detach()
+    gradient = torch.where(values == 0, 0, gradient)
     return Seed(
         gradient,
-        gradient.any(),
+        torch.where(gradient == 0, 0, values * gradient),  # where nothing was asked for values may be infinite (a mask)
+        gradient,
         lambda: ZeroOutputError(
             "the target callable chose only scores that are exactly zero: there is nothing to hand back"
         ),
@@ -106,29 +107,29 @@ def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor]) -> Seed:
 
 
 def _chosen(values: Tensor, target: Any) -> Tensor:
-    """One where the target is (and the output is not zero), zero elsewhere.
+    """The output where the target is, zero elsewhere.
 
     Rows are the first dimension; of outputs token by token (rank 3 and more) the last position is meant.
     """
     if values.dim() == 0:
         if target not in (None, 0):
             raise TargetError(f"target {target!r} for a single score: expected None")
-        return (values != 0).to(values.dtype)
-    seed = torch.zeros_like(values)
-    rows, seeds = (values, seed) if values.dim() > 1 else (values[None], seed[None])
+        return values.clone()
+    made = torch.zeros_like(values)
+    rows, chosen = (values, made) if values.dim() > 1 else (values[None], made[None])
     if isinstance(target, tuple):  # an index into one row's output
         if len(target) != rows.dim() - 1:
             raise TargetError(
                 f"target {target!r} has {len(target)} indices: expected {rows.dim() - 1} for rows of shape {tuple(rows.shape[1:])}"
             )
         index: Any = (slice(None), *(_check(i, n, target, values) for i, n in zip(target, rows.shape[1:])))
-        seeds[index] = (rows[index] != 0).to(values.dtype)
-        return seed
+        chosen[index] = rows[index]
+        return made
     for _ in range(rows.dim() - 2):
-        rows, seeds = rows[:, -1], seeds[:, -1]
-    column = (rows.argmax(-1) if target is None else _columns(rows, target))[:, None]
-    seeds.scatter_(1, column, (rows.gather(1, column) != 0).to(values.dtype))
-    return seed
+        rows, chosen = rows[:, -1], chosen[:, -1]
+    column = rows.argmax(-1, keepdim=True) if target is None else _columns(rows, target)[:, None]
+    chosen.scatter_(1, column, rows.gather(1, column))
+    return made
 
 
 def _columns(rows: Tensor, target: Any) -> Tensor:

@@ -12,12 +12,12 @@ def _attend(n: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, n.is_causal, scale=n.scale)
 
 
-_QKV = {0: ("query", None), 1: ("key", None), 2: ("value", None)}
-row("ScaledDotProductFlashAttentionForCpuBackward0", Kind.ATTENTION, saved=_QKV, result="output",
+_QKV: Any = {"saved": {0: ("query", None), 1: ("key", None), 2: ("value", None)}, "result": "output", "fresh": True}
+row("ScaledDotProductFlashAttentionForCpuBackward0", Kind.ATTENTION, **_QKV,
     forward=lambda n, q, k, v: _attend(n, q, k, v, n.attn_mask))  # fmt: skip
 row("ScaledDotProductFlashAttentionBackward0 ScaledDotProductCudnnAttentionBackward0", Kind.ATTENTION,
-    saved=_QKV, result="output", forward=lambda n, q, k, v, bias=None: _attend(n, q, k, v, bias))  # fmt: skip
+    **_QKV, forward=lambda n, q, k, v, bias=None: _attend(n, q, k, v, bias))  # fmt: skip
 row("ScaledDotProductEfficientAttentionBackward0 ScaledDotProductFusedAttentionOverrideableBackward0", Kind.ATTENTION,
-    saved=_QKV, result="output", forward=lambda n, q, k, v, bias=None: _attend(n, q, k, v, bias))  # fmt: skip
+    **_QKV, forward=lambda n, q, k, v, bias=None: _attend(n, q, k, v, bias))  # fmt: skip
 row("FlashAttentionBackward0 EfficientAttentionBackward0 CudnnAttentionBackward0", Kind.ATTENTION,
-    saved=_QKV, result="output")  # fmt: skip
+    **_QKV)  # fmt: skip

@@ -32,8 +32,8 @@ def _convolve_transposed(n: Any, which: int, u: Tensor, x: Tensor, w: Tensor) ->
     return torch.ops.aten.convolution_backward.default(u, x, w, None, *_geometry(n), mask)[which]
 
 
-def _scale_filters(n: Any, w: Tensor, scale: Tensor) -> Tensor:
-    return w * scale.reshape(-1, *[1] * (w.dim() - 1))
+def _filters(w: Tensor, channels: Tensor) -> Tensor:
+    return channels.reshape(-1, *[1] * (w.dim() - 1))
 
 
 def _signature(n: Any) -> tuple[bool, bool]:
@@ -46,7 +46,7 @@ def _signature(n: Any) -> tuple[bool, bool]:
 _CONVOLUTION: dict[str, Any] = {
     "forward": _convolve,
     "linear": LinearMap(
-        (0, 1), _convolve, _convolve_transposed, bias=2, fold=_scale_filters,
+        (0, 1), _convolve, _convolve_transposed, bias=2, channels=_filters,
         spread=lambda n, b: b.reshape(-1, *[1] * (len(n.shape) - 2)),
     ),
     "signature": _signature,

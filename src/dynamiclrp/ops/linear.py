@@ -12,8 +12,8 @@ def _matmul_transposed(n: Any, which: int, u: Tensor, a: Tensor, b: Tensor) -> T
     return u @ b.mT if which == 0 else a.mT @ u
 
 
-def _scale_columns(n: Any, w: Tensor, scale: Tensor) -> Tensor:
-    return w * scale
+def _columns(w: Tensor, channels: Tensor) -> Tensor:
+    return channels
 
 
 def _matmul(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,7 +29,7 @@ def _addmm(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else product + bias
 
 
-_MM = LinearMap((0, 1), _matmul, _matmul_transposed, fold=_scale_columns, columns=True)
+_MM = LinearMap((0, 1), _matmul, _matmul_transposed, channels=_columns, columns=True)
 _ADDMM = LinearMap(
     (1, 2),
     _addmm,
@@ -37,7 +37,7 @@ _ADDMM = LinearMap(
     bias=0,
     factor=lambda n: n.beta,
     gain=lambda n: n.alpha,
-    fold=_scale_columns,
+    channels=_columns,
     columns=True,
 )
 
@@ -91,7 +91,7 @@ _LINEAR = LinearMap(
     lambda n, x, w, bias=None: torch.nn.functional.linear(x, w, bias),
     lambda n, which, u, x, w: u @ w if which == 0 else u.flatten(0, -2).t() @ x.flatten(0, -2),
     bias=2,
-    fold=lambda n, w, scale: w * scale[:, None],
+    channels=lambda w, channels: channels[:, None],
 )
 row("LinearBackward0", Kind.LINEAR, saved={0: ("input", None), 1: ("weight", None)}, linear=_LINEAR,
     forward=lambda n, x, w, b=None: torch.nn.functional.linear(x, w, b))  # fmt: skip

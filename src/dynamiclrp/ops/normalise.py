@@ -1,12 +1,14 @@
 """Normalisations. `fixed` is their backward with the scale statistic held constant (AttnLRP, eq. 10 and prop. 3.4)."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..fused import kernel
+from ..fused import fused
 from .table import Kind, row
 
 
@@ -21,9 +23,9 @@ def _layer_norm_fixed(n: Any, s: Tensor) -> Tensor:
 def _layer_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     # autograd keeps the statistics, not the eps they were made with
     if weight is not None and bias is not None:
-        made = kernel("layer_norm", x, n.result1, n.result2, weight, bias)
+        made = fused("layer_norm", x, n.result1, n.result2, weight, bias)
         if made is not None:
-            return made(x, n.result1, n.result2, weight, bias)
+            return made
     y = (x - n.result1) * n.result2
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias).to(n.dtype)
@@ -62,10 +64,24 @@ def _in_training(n: Any) -> bool:
     return "WithUpdate" in name or (n.training if hasattr(n.node, "_saved_training") else False)
 
 
-def batch_norm_affine(n: Any) -> tuple[Tensor, Tensor]:
-    """Scale, and mean that is subtracted before it, of a batch norm in eval mode, one number a channel."""
-    scale = torch.rsqrt(n.running_var + _eps(n))
-    return (scale if n.weight is None else scale * n.weight), n.running_mean
+@dataclass(frozen=True)
+class BatchNorm:
+    """A batch norm in eval mode, one number a channel: y = (x - mean) · scale + shift."""
+
+    mean: Tensor
+    var: Tensor
+    weight: Tensor | None
+    eps: float
+
+    @cached_property
+    def scale(self) -> Tensor:
+        scale = torch.rsqrt(self.var + self.eps)
+        return scale if self.weight is None else scale * self.weight
+
+
+def batch_norm(n: Any) -> BatchNorm:
+    """What a node of a batch norm saved; its shift is an operand."""
+    return BatchNorm(n.running_mean, n.running_var, n.weight, _eps(n))
 
 
 def _batch_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

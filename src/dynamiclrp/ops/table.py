@@ -57,8 +57,8 @@ class LinearMap:
     gain: Callable[[Any], Any] = lambda n: 1  # what the product is multiplied by (`product` does so itself)
     # (saved, one number per output channel) → the same, broadcastable to the output
     spread: Callable[[Any, Tensor], Tensor] = lambda n, b: b
-    # (saved, second factor, one number per output channel) → that factor with its output channels scaled
-    fold: Callable[[Any, Tensor, Tensor], Tensor] | None = None
+    # (second factor, one number per output channel) → the same, broadcastable to that factor
+    channels: Callable[[Tensor, Tensor], Tensor] | None = None
     columns: bool = False  # is the second factor's last dimension the output's? then it may be taken piece by piece
 
 
@@ -83,6 +83,7 @@ class Op:
     factors: tuple[int, ...] = (0, 1)
     elementwise: bool = True  # products: does each element meet only its own counterpart?
     carriers: tuple[int, ...] | None = None  # transforms: operands whose values go through; the others only steer them
+    fresh: bool = False  # what its own backward returns is new memory, each its own, and may be written to
     fills: bool = False  # its output may hold more than its operands gave: constants that leave no edge
     lookup: str | None = None  # the attribute that holds integer indices into operand 0
     signature: Callable[[Any], tuple[Any, ...]] | None = None  # saved → what decides the plan beyond the graph

@@ -136,10 +136,10 @@ class _SignedRule(LinearRule):
     def magnitude(self, here: Here, eps: float = 0.0) -> Tensor:
         return here.magnitude(here.step.has_bias and self.bias == "proportional", eps)
 
-    def deliver(self, here: Here, grads: Grads, ratio: float = 1.0) -> Grads:
+    def deliver(self, here: Here, grads: Grads) -> Grads:
         """`Wᵀu + ratio · sgn(x)·|W|ᵀv`, with v from the stash."""
         more = here.absolute_transposed(here.stash)
-        return self.give_bias(here, here.on_live(grads, lambda g: here.add_signed(g, more, ratio)))
+        return self.give_bias(here, here.on_live(grads, lambda g: here.add_signed(g, more)))
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,11 @@ class Gamma(_SignedRule):
     def _parts(self, here: Here, s: Tensor) -> tuple[Tensor, Tensor]:
         """What goes back through W, and what through |W|."""
         # the denominator has the sign of z and the magnitude (1 + γ/2) d; nothing goes where z is 0
-        ratio, eps = self._ratio, usable(self.eps / (1 + self.gamma / 2), s)
-        q = self.magnitude(here, eps / ratio) if ratio else torch.full_like(here.output, eps)
+        eps = usable(self.eps / (1 + self.gamma / 2), s)
+        ratio = here.ratio = here.take_factor(self._ratio) if self.gamma else 1.0
+        q = self.magnitude(here, eps / ratio) if self.gamma else torch.full_like(here.output, eps)
         positive = here.step.rectified and not (self.bias == "absolute" and here.step.has_bias)
-        ratio = ratio or 1.0
-        if s.is_cuda and self.plain(here):
-            q, ratio = q.mul_(ratio), 1.0  # no kernel for each ratio
+        if ratio == 1 and self.plain(here):
             made = here.fused("gamma_positive" if positive else "gamma", s, here.output, q, times_z=here.times("z"))
             if made is not None:
                 return (made, made) if positive else made
@@ -199,7 +198,7 @@ class Gamma(_SignedRule):
         return u, u * sgn
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return self.deliver(here, grads, self._ratio)
+        return self.deliver(here, grads) if self.gamma else self.give_bias(here, grads)
 
     @property
     def _ratio(self) -> float:

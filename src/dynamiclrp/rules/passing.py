@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..ops.normalise import batch_norm_affine
+from ..ops.normalise import batch_norm
 from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
 
 if TYPE_CHECKING:
@@ -196,17 +196,17 @@ class Affine(Rule):
             # torch's CPU kernel takes strides for a memory format, which a size of 1 leaves open, and reads wrongly
             if grads[0] is None or 1 not in s.shape:
                 return grads
-            return [s * batch_norm_affine(here.saved)[0].reshape(shape), *grads[1:]]
+            return [s * batch_norm(here.saved).scale.reshape(shape), *grads[1:]]
         x, bias = here.operand(0), here.operand(2)
-        scale, mean = batch_norm_affine(here.saved)
-        shift = -mean * scale if bias is None else bias - mean * scale
-        scale, shift = scale.reshape(shape), shift.reshape(shape)
-        if len(grads) == 1 or (grads[1] is None and grads[2] is None):
-            made = here.fused(
-                "affine_absolute", s, x, scale, shift, eps=usable(self.eps, s), times_y=here.times("y")
-            )  # fmt: skip
+        norm = batch_norm(here.saved)
+        if norm.weight is not None and bias is not None and all(g is None for g in grads[1:]):
+            values = [t.reshape(shape) for t in (norm.weight, bias, norm.mean, norm.var)]
+            stable, times_y = usable(self.eps, s), here.times("y")
+            made = here.fused("affine_absolute", s, x, *values, eps=norm.eps, stable=stable, times_y=times_y)
             if made is not None:
                 return [made, *grads[1:]]
+        shift = -norm.mean * norm.scale if bias is None else bias - norm.mean * norm.scale
+        scale, shift = norm.scale.reshape(shape), shift.reshape(shape)
         product = x * scale
         total = product.abs() + shift.abs()
         unit = here.relevance(s, product + shift) / (total + usable(self.eps, total))

@@ -59,6 +59,11 @@ class AbsoluteShare(Rule):
             made = here.fused("times_sign", g, value)
             return g * sign(value) if made is None else made
 
+        first, second = [*grads, None, None][:2]
+        if first is not None and first is second:  # both summands are handed the very same
+            made = here.fused("times_signs", first, here.stash[0], here.stash[1])
+            if made is not None:
+                return list(made)
         return [None if g is None else signed(g, here.stash[i]) for i, g in enumerate(grads)]
 
     def conserves(self, step: Step) -> bool:
@@ -89,13 +94,11 @@ class ProductShare(Rule):
         first, second = values.values()
         quotient = here.step.is_quotient
         if here.carries_s and here.step.name == "Mul" and first.shape == second.shape == s.shape:
-            others = dict(zip(values, (second, first)))
-            made = [
-                g if g is None else here.fused("product_share", g, values[i], others[i], eps=usable(self.eps, s))
-                for i, g in enumerate(grads)
-            ]
-            if all(g is not None for g in made):
-                return made
+            eps, (g, h) = usable(self.eps, s), grads
+            if g is not None and h is not None:
+                made = here.fused("product_shares", g, h, first, second, eps=eps)
+                if made is not None:
+                    return list(made)
         magnitude = [first.abs(), second.reciprocal().abs() if quotient else second.abs()]
         total = magnitude[0] + magnitude[1]
         if here.carries_s and first.shape == second.shape and not s.is_complex() and here.step.name in ("Mul", "Div"):
