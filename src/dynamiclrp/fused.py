@@ -30,6 +30,10 @@ class Formula:
     numbers: str = ""
 
 
+_CONSTANT = (
+    "A known = A(isfinite(c)) * A(c != 0); A k = (known > 0 ? c : A(0)); A rest = y - k; "
+    "A sum = fabs(rest) + fabs(k) + eps; A near = close - fabs(x); "
+)
 FORMULAS = {
     # activations: s · f(x)/x
     "gelu": Formula("s x", ("s * A(0.5) * (A(1) + erf(x * A(0.70710678118654752440)))",)),
@@ -39,21 +43,9 @@ FORMULAS = {
     "silu": Formula("s x", ("s / (A(1) + exp(-x))",)),
     # what a layer norm made of x
     "layer_norm": Formula("x mean rstd weight bias", ("(x - mean) * rstd * weight + bias",)),
-    # linear maps, of what arrives (s, or s = R), the output z and the magnitude q: what goes back through W and |W|
-    "gamma": Formula(
-        "s z q", ("r * sgn", "r"), "A sgn = A(z > 0) - A(z < 0); A r = sgn * sgn * s {times_z} / (fabs(z) + q);"
-    ),
-    "gamma_positive": Formula("s z q", ("s {times_z} / (z + q)",)),
-    "zplus": Formula("s z q", ("s {times_z} / (fmax(z + q, A(0)) + eps)",), numbers="eps"),
-    # their magnitudes |W| and |b|, times what a rule wants of them, and with a batch norm folded in
+    # |W|, times what a rule wants of it, and with a batch norm folded in
     "absolute": Formula("w", ("fabs(w) * times",), numbers="times"),
-    "absolute_folded": Formula(
-        "w scale var", ("fabs(w * (scale * rsqrt(var + eps))) * times",), numbers="eps times"
-    ),
-    "absolute_bias": Formula("b", ("fabs(b) * times + plus",), numbers="times plus"),
-    "absolute_bias_folded": Formula(
-        "b mean scale var", ("fabs(b - mean * (scale * rsqrt(var + eps))) * times + plus",), numbers="eps times plus"
-    ),
+    "absolute_folded": Formula("w scale var", ("fabs(w * (scale * rsqrt(var + eps))) * times",), numbers="eps times"),
     # g + sgn(x) · more
     "add_signed": Formula("g more x", ("g + (x < 0 ? -more : more)",)),
     # an epsilon rule whose bias takes |b| / (|z - b| + |b|) beforehand
@@ -67,9 +59,19 @@ FORMULAS = {
     ),
     "times_sign": Formula("g a", ("(a < 0 ? -g : g)",)),
     "times_signs": Formula("g a b", ("(a < 0 ? -g : g)", "(b < 0 ? -g : g)")),
-    # products: what each factor takes of its own gradient
+    # products: what each factor takes
     "product_shares": Formula(
-        "g h a b", ("g * fabs(a) / sum", "h * fabs(b) / sum"), "A sum = fabs(a) + fabs(b) + eps;", "eps"
+        "s a b", ("s * b * fabs(a) / sum", "s * a * fabs(b) / sum"), "A sum = fabs(a) + fabs(b) + eps;", "eps"
+    ),
+    # functions with f(0) = c: the constant takes its absolute share; where it is 0, infinite or unknown, the identity rule
+    "function_share": Formula(
+        "s g x y c",
+        ("(known > 0 ? slope * y * (rest < 0 ? A(-1) : A(1)) / sum : s * y / (x + (x < 0 ? -eps : eps)))",),
+        _CONSTANT + "A slope = (near > 0 ? g : s * rest / (x == 0 ? A(1) : x));",
+        "eps close",
+    ),
+    "function_share_of_relevance": Formula(
+        "s g x y c", ("(known > 0 ? s * fabs(rest) / sum : s)",), _CONSTANT, "eps close"
     ),
     # batch norms, y = scale·x + shift, the shift taking its absolute share
     "affine_absolute": Formula(
@@ -78,6 +80,28 @@ FORMULAS = {
         "A scale = weight * rsqrt(var + eps); A shift = bias - mean * scale; A y = scale * x + shift;", "eps stable",
     ),
 }  # fmt: skip
+
+# Linear maps, of what arrives (s, or s = R), the output z and the product q of magnitudes: what goes back through W (and |W|).
+# To q comes the magnitude of a bias, and of a batch norm that is folded in.
+for _suffix, _operands, _numbers, _bias in (
+    ("", "", "", ""),
+    ("_bias", " b", " times", " + fabs(b) * times"),
+    ("_folded", " b mean scale var", " times eps", " + fabs(b - mean * (scale * rsqrt(var + eps))) * times"),
+):
+    FORMULAS |= {
+        f"gamma{_suffix}": Formula(
+            f"s z q{_operands}",
+            ("r * sgn", "r"),
+            "A sgn = A(z > 0) - A(z < 0); " + f"A r = sgn * sgn * s {{times_z}} / (fabs(z) + q + plus{_bias});",
+            f"plus{_numbers}",
+        ),
+        f"gamma_positive{_suffix}": Formula(
+            f"s z q{_operands}", (f"s {{times_z}} / (z + q + plus{_bias})",), numbers=f"plus{_numbers}"
+        ),
+        f"zplus{_suffix}": Formula(
+            f"s z q{_operands}", (f"s {{times_z}} / (fmax(z + q{_bias}, A(0)) + plus)",), numbers=f"plus{_numbers}"
+        ),
+    }
 
 _compiled: dict[Any, Kernel] = {}
 

@@ -219,12 +219,31 @@ class Here:
         made = self.linear.transposed(self.saved, self.live_factor, u, x, w)
         return made if self._gain == 1 else made / self._gain
 
+    @property
+    def has_kernels(self) -> bool:
+        """Are there kernels for this map's values?"""
+        return not self._values.batched and serves(self.operand(self.step.live_factors[0]))
+
     def take_factor(self, factor: float) -> float:
         """Have magnitudes multiplied by a factor, if a kernel does it in passing; the factor that is left to be done."""
-        if self._values.batched or not serves(self.operand(self.step.factors[0])):
+        if not self.has_kernels:
             return factor
         self._times = factor
         return 1.0
+
+    def fused_magnitude(self, name: str, s: Tensor, bias: bool, plus: float) -> Any:
+        """A formula of what arrives, of the output, and of `|x|·|W| + |b|`, which it adds up itself; None without kernels."""
+        if not self.has_kernels:
+            return None
+        values = s, self.output, self.magnitude(bias=False)
+        what: dict[str, Any] = {"plus": plus, "times_z": self.times("z")}
+        if not bias:
+            return self.fused(name, *values, **what)
+        what["times"], norm = self._times, self._norm
+        if norm is None or norm.weight is None or self._shift is None or self._own_bias is not None:
+            return self.fused(f"{name}_bias", *values, self.bias, **what)
+        folded = [self._spread(t) for t in (self._shift, norm.mean, norm.weight, norm.var)]
+        return self.fused(f"{name}_folded", *values, *folded, eps=norm.eps, **what)
 
     @cached_property
     def _absolute(self) -> tuple[Tensor, Tensor]:
@@ -248,16 +267,6 @@ class Here:
                 return made
         return _times((w * self._channels(w, norm.scale)).abs_(), times)
 
-    def _bias_magnitude(self, plus: float) -> Tensor:
-        """`|b| + plus` per channel, |b| times what a rule asked for."""
-        norm, made = self._norm, None
-        if norm is None:
-            made = self.fused("absolute_bias", self.channel_bias, times=self._times, plus=plus)
-        elif norm.weight is not None and self._shift is not None and self._own_bias is None:
-            values = self._shift, norm.mean, norm.weight, norm.var
-            made = self.fused("absolute_bias_folded", *values, eps=norm.eps, times=self._times, plus=plus)
-        return _times(self.channel_bias.abs(), self._times).add_(plus) if made is None else made
-
     @cached_property
     def _pieces(self) -> list[slice]:
         """Parts of a large weight's columns: a copy of all of it would be most of the memory that a rule takes."""
@@ -270,7 +279,8 @@ class Here:
 
     def magnitude(self, bias: bool, eps: float = 0.0) -> Tensor:
         """`|x|·|W| + |b| + eps`, the extra forward product of the rules on signed parts."""
-        added = self._bias_magnitude(eps) if bias else None  # what a bias carries costs no pass of its own
+        # what a bias carries costs no pass of its own
+        added = _times(self.channel_bias.abs(), self._times).add_(eps) if bias else None
         if not self._pieces:
             made = self.product(*self._absolute, added)
         else:

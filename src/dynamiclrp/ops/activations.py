@@ -26,6 +26,12 @@ def _kind_of_power(exponent: Any) -> Kind:
     return Kind.ACTIVATION if not isinstance(exponent, complex) and exponent >= 1 else Kind.FUNCTION
 
 
+def _power_ratio(n: Any) -> Tensor:
+    ratio = n.self.pow(n.exponent - 1)
+    ratio = ratio if _kind_of_power(n.exponent) is A else torch.where(n.self == 0, 0, ratio)  # infinite at 0
+    return ratio.conj() if ratio.is_complex() else ratio
+
+
 def _rrelu(n: Any, x: Tensor) -> Tensor:
     return torch.where(x > 0, x, x * n.noise) if n.training else F.leaky_relu(x, (n.lower + n.upper) / 2)
 
@@ -61,8 +67,8 @@ row("TanhBackward0", A, result="result", forward=lambda n, x: x.tanh())
 row("ErfBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.erf())
 row("SinBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.sin())
 row("AbsBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.abs())
-row("PowBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.pow(n.exponent), signature=lambda n: (n.exponent,),
-    kind_for=lambda signature: _kind_of_power(*signature))  # fmt: skip
+row("PowBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.pow(n.exponent), ratio=_power_ratio,
+    signature=lambda n: (n.exponent,), kind_for=lambda signature: _kind_of_power(*signature))  # fmt: skip
 row("ThresholdBackward0 ThresholdBackward1", A, saved=KEEPS_INPUT)
 row("ClampBackward1", A, saved=KEEPS_INPUT, forward=lambda n, x: x.clamp(n.min, n.max))
 row("ClampMinBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.clamp_min(n.min))

@@ -183,12 +183,12 @@ class Gamma(_SignedRule):
         # the denominator has the sign of z and the magnitude (1 + γ/2) d; nothing goes where z is 0
         eps = usable(self.eps / (1 + self.gamma / 2), s)
         ratio = here.ratio = here.take_factor(self._ratio) if self.gamma else 1.0
-        q = self.magnitude(here, eps / ratio) if self.gamma else torch.full_like(here.output, eps)
         positive = here.step.rectified and not (self.bias == "absolute" and here.step.has_bias)
-        if ratio == 1 and self.plain(here):
-            made = here.fused("gamma_positive" if positive else "gamma", s, here.output, q, times_z=here.times("z"))
+        if self.gamma and self.plain(here):
+            made = here.fused_magnitude("gamma_positive" if positive else "gamma", s, here.step.has_bias, eps)
             if made is not None:
                 return (made, made) if positive else made
+        q = self.magnitude(here, eps / ratio) if self.gamma else torch.full_like(here.output, eps)
         r, z = self.relevance(here, s)
         v = r / torch.add(z if positive else z.abs(), q, alpha=ratio)
         if positive:
@@ -212,11 +212,11 @@ class ZPlus(_SignedRule):
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         # rounding may take a sum of nothing positive below 0; the halves of both products cancel
-        q, eps = self.magnitude(here), usable(2 * self.eps, s)
-        u = here.fused("zplus", s, here.output, q, eps=eps, times_z=here.times("z")) if self.plain(here) else None
+        eps = usable(2 * self.eps, s)
+        u = here.fused_magnitude("zplus", s, here.step.has_bias, eps) if self.plain(here) else None
         if u is None:
             r, z = self.relevance(here, s)
-            u = r / q.add_(z).clamp_(min=0).add_(eps)
+            u = r / self.magnitude(here).add_(z).clamp_(min=0).add_(eps)
         if here.wants_bias and self.bias == "proportional":
             here.bias_coefficient = torch.where(here.bias > 0, 2 * u, 0)
         here.stash = u

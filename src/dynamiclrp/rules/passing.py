@@ -91,6 +91,14 @@ class FunctionShare(Identity):
             return super().after(here, grads, s)
         x, y = here.operand(0), here.output
         constant = here.replay(torch.zeros_like(x))
+        close = (
+            torch.finfo(x.dtype).eps ** 0.5
+        )  # to 0: the secant is the tangent there, and rounding would spoil the difference
+        if self.eps and grads[0] is not None:
+            name = "function_share_of_relevance" if here.step.form == "R" else "function_share"
+            made = here.fused(name, s, grads[0], x, y, constant, eps=usable(self.eps, s), close=close)
+            if made is not None:
+                return _first_only(grads, made)
         known = constant.isfinite() & (constant != 0)
         constant = torch.where(known, constant, 0)
         rest = y - constant
@@ -98,9 +106,7 @@ class FunctionShare(Identity):
         total = total + usable(self.eps, total)
         if here.step.form == "R":
             return _first_only(grads, torch.where(known, s * rest.abs() / total, s))
-        # near 0 the secant is the tangent, and rounding would spoil the difference
-        near = x.abs() < torch.finfo(x.dtype).eps ** 0.5
-        slope = torch.where(near, _given(grads[0]), s * rest / torch.where(x == 0, 1, x))
+        slope = torch.where(x.abs() < close, _given(grads[0]), s * rest / torch.where(x == 0, 1, x))
         passed = torch.where(known, slope * y * sign(rest) / total, self._divide(s * y, x))
         return _first_only(grads, passed)
 

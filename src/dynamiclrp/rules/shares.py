@@ -93,12 +93,10 @@ class ProductShare(Rule):
         values = {i: here.operand(i) for i in here.step.live_factors}
         first, second = values.values()
         quotient = here.step.is_quotient
-        if here.carries_s and here.step.name == "Mul" and first.shape == second.shape == s.shape:
-            eps, (g, h) = usable(self.eps, s), grads
-            if g is not None and h is not None:
-                made = here.fused("product_shares", g, h, first, second, eps=eps)
-                if made is not None:
-                    return list(made)
+        if here.carries_s and here.step.name == "Mul":
+            made = here.fused("product_shares", s, first, second, eps=usable(self.eps, s))
+            if made is not None:
+                return [None if g is None else reduce_to(share, g.shape) for g, share in zip(grads, made)]
         magnitude = [first.abs(), second.reciprocal().abs() if quotient else second.abs()]
         total = magnitude[0] + magnitude[1]
         if here.carries_s and first.shape == second.shape and not s.is_complex() and here.step.name in ("Mul", "Div"):
