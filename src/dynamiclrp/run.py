@@ -56,9 +56,10 @@ def run(
                     _attach(step, graph, values, handles, watch)
             for node in values.regions:  # and let go after the rules
                 handles.append(graph.handles[node].register_hook(_turn(values.had_its_turn, node)))
-            found = torch.autograd.grad(
-                outputs, edges, starts, retain_graph=retain_graph, allow_unused=True, is_grads_batched=batched
-            )
+            with torch.autograd.set_multithreading_enabled(False):  # hooks are Python: in its own thread it is warm
+                found = torch.autograd.grad(
+                    outputs, edges, starts, retain_graph=retain_graph, allow_unused=True, is_grads_batched=batched
+                )
             return tuple(
                 torch.zeros_like(x).expand((*starts[0].shape[:batched], *x.shape))
                 if g is None
