@@ -19,7 +19,7 @@ FROM_ELSEWHERE = {
     name: "an operator that torch registers from Python, whose node type is made at its first call"
     for name in ROWS
     if name.startswith("GeneratedBackwardFor_torch_nn__linear_cross_entropy")
-} | dict.fromkeys(LIBRARIES, "an autograd.Function of a library (test_libraries.py)")
+} | dict.fromkeys(LIBRARIES, "an autograd.Function of a library (test_libraries.py, test_torchvision.py)")
 
 
 def node_types() -> set[str]:
