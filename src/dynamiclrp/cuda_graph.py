@@ -17,7 +17,7 @@ from .attribution import Attribution
 from .errors import CaptureError, LRPError
 from .explainer import judge, verdict
 from .forward import Call
-from .parameters import modules_of
+from .parameters import Inventory
 from .targets import Seed, Target, seed_for
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str]
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
-    held = [(*module._parameters.values(), *module._buffers.values()) for module in modules_of(model)]
+    held = [(*module._parameters.values(), *module._buffers.values()) for module in Inventory(model).modules]
     return [tensor for tensors in held for tensor in tensors if tensor is not None]
 
 

@@ -26,7 +26,7 @@ from .forward import Call, Forward
 from .graph import Graph
 from .ledger import Ledger, Locator
 from .ops import OPS
-from .parameters import modules_of
+from .parameters import Inventory
 from .plan import Plan, make_plan, missing_ops
 from .presets import Preset
 from .presets import preset as find_preset
@@ -117,7 +117,7 @@ class Explainer:
             return self._explain(self.call(args, kwargs, layers), target, ledger)
 
     def _explain(self, call: Call, target: Target, ledger: bool) -> Attribution:
-        warn_training(self.model, call.modules)
+        warn_training(self.model, call.inventory.training)
         with call:
             forward, plan = self.forward(call, ledger)
             seed = seed_for(forward.output, target)
@@ -155,7 +155,7 @@ class Explainer:
                 yield from self._replayed(args, kwargs, targets, layers)
                 return
             call = self.call(args, kwargs, layers)
-            warn_training(self.model, call.modules)
+            warn_training(self.model, call.inventory.training)
             with call, paused_collector():
                 forward, plan = self.forward(call)
             for start in range(0, len(targets), at_once):
@@ -222,7 +222,7 @@ class Explainer:
                 self._captures.move_to_end(key)
                 seed = captured.launch(target, owner, args, kwargs)
                 if number == 0:  # looked at after the launch: the GPU works meanwhile
-                    warn_training(self.model, modules_of(self.model))
+                    warn_training(self.model, Inventory(self.model).training)
                     if not captured.fits(self.model):
                         captured = capture()
                         seed = captured.launch(target, owner, args, kwargs)
@@ -292,14 +292,14 @@ def one_of(on_missing: str) -> str:
     return on_missing
 
 
-def warn_training(model: nn.Module, modules: Sequence[nn.Module]) -> None:
-    """Warn of modules that make every prediction different."""
+def warn_training(model: nn.Module, training: Sequence[nn.Module]) -> None:
+    """Warn of modules in training mode that make every prediction different."""
 
     def is_noisy(module: nn.Module) -> bool:
         drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
         return module.training and (drops or isinstance(module, nn.modules.batchnorm._BatchNorm))
 
-    if not any(is_noisy(module) for module in modules if module.training):
+    if not any(is_noisy(module) for module in training):
         return
     noisy = [name or type(module).__name__ for name, module in model.named_modules() if is_noisy(module)]
     shown = ", ".join(noisy[:4]) + (f" and {len(noisy) - 4} more" if len(noisy) > 4 else "")

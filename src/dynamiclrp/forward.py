@@ -24,7 +24,7 @@ from .graph import Graph, Structure
 from .ledger import Ledger
 from .lookups import Lookup, Tracker, same_memory, same_values, table_lookups
 from .ops import OPS
-from .parameters import Following, modules_of
+from .parameters import Following, Inventory
 from .plan import Plan
 from .presets import Preset
 from .recorder import Recorder
@@ -138,7 +138,7 @@ class Call:
         layers: tuple[str, ...],
     ) -> None:
         self.model, self.preset, self.layers = model, preset, layers
-        self.modules = modules_of(model)
+        self.inventory = Inventory(model)
         self.named = dict(model.named_modules()) if layers or preset.modules else {}
         unknown = [name for name in layers if name not in self.named]
         if unknown:
@@ -151,7 +151,7 @@ class Call:
         self.kwargs = {name: self._take(name, value) for name, value in kwargs.items()}
         # one tensor under two names (ids as their own labels) is explained under the name that comes first
         self.integers = {name: self.integers[name] for name in sorted(self.integers, key=self._rank)}
-        self.following = Following(self.modules, preset, bool(self.integers))
+        self.following = Following(self.inventory, preset, bool(self.integers))
         self.copy = False  # learnt: the model writes into its input
         self._matched: dict[str, tuple[tuple[int, ...], tuple[Tensor, ...]]] = {}  # learnt: lookups by argument
         self._matched_in: Structure | None = None  # and in which graph
@@ -222,7 +222,7 @@ class Call:
         tracker = Tracker(self.integers) if track else None
         self.following.follow(freeze)
         with self._watch(watched, ranges):
-            with torch.enable_grad(), primitive_recurrence(self.modules):
+            with torch.enable_grad(), primitive_recurrence(self.inventory.modules):
                 with recorder or nullcontext(), tracker or nullcontext():
                     raw = self._forward()
                 output = unwrap(raw)

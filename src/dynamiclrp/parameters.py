@@ -6,8 +6,6 @@ It must stay so until relevance has moved: layers that are recomputed (`torch.ut
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -18,23 +16,32 @@ from .presets import Preset
 _one_at_a_time = threading.RLock()
 
 
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules, each once, level by level; `model.modules()` takes many times as long, at every call."""
-    found, level = [model], [model]
-    seen: set[nn.Module | None] = {model, None}
-    while level:
-        children = dict.fromkeys(chain.from_iterable([module._modules.values() for module in level]))
-        level = [child for child in children if child not in seen]  # type: ignore[misc]
-        found += level
-        seen.update(level)
-    return found
+class Inventory:
+    """A model's modules and parameters, found in one walk at every call: modules may come and go."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = [model]  # each once, level by level; `model.modules()` takes many times as long
+        self.parameters: list[nn.Parameter | None] = []  # shared ones as often as they are held
+        self.training: list[nn.Module] = []
+        seen: set[nn.Module | None] = {model, None}
+        for module in self.modules:  # which grows on the way
+            children, parameters = module._modules, module._parameters
+            if children:
+                for child in children.values():
+                    if child not in seen:
+                        seen.add(child)
+                        self.modules.append(child)  # type: ignore[arg-type]
+            if parameters:
+                self.parameters += parameters.values()
+            if module.training:
+                self.training.append(module)
 
 
 class Following:
     """Entered around forward pass and relevance; `follow` sets the flags, leaving puts everything back."""
 
-    def __init__(self, modules: Sequence[nn.Module], preset: Preset, integers: bool) -> None:
-        self.modules, self.preset, self.integers = modules, preset, integers
+    def __init__(self, inventory: Inventory, preset: Preset, integers: bool) -> None:
+        self.inventory, self.preset, self.integers = inventory, preset, integers
         self.only: frozenset[int] | None = None  # parameters that are known to be the only ones needed
         self.weights = False  # follow weights too: then autograd keeps what they are multiplied with
         self._freeze: bool | None = None  # the last choice, for those who enter again
@@ -43,7 +50,7 @@ class Following:
 
     def __enter__(self) -> Following:
         _one_at_a_time.acquire()
-        training = [m for m in self.modules if m.training and isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        training = [m for m in self.inventory.training if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._statistics = [(buffer, buffer.clone()) for module in training for buffer in module.buffers()]
         if self._freeze is not None:
             self.follow(self._freeze)
@@ -65,7 +72,7 @@ class Following:
         """Follow what rules and token ids need, or (without `freeze`) every parameter."""
         self._freeze = freeze
         wanted = self._wanted() if freeze and not self.weights else None
-        for parameter in chain.from_iterable([module._parameters.values() for module in self.modules]):
+        for parameter in self.inventory.parameters:
             if parameter is None:
                 continue
             flag = wanted is None or id(parameter) in wanted
@@ -81,7 +88,7 @@ class Following:
         weights, tables, wanted = set[int](), set[int](), set(self.only or ())
         if not (biases or integers):
             return wanted
-        for module in self.modules:
+        for module in self.inventory.modules:
             parameters = module._parameters
             if isinstance(module, nn.Embedding) and (every or integers):
                 tables.add(id(module.weight))

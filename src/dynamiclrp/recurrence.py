@@ -7,7 +7,7 @@ off; on other devices the cell stays one kernel even without cuDNN, so torch's o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
-def primitive_recurrence(modules: Sequence[nn.Module]) -> Iterator[None]:
+def primitive_recurrence(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Let the recurrent layers and cells among the modules run as visible operations.
 
     >>> lstm = nn.LSTM(3, 2)
@@ -26,6 +26,7 @@ def primitive_recurrence(modules: Sequence[nn.Module]) -> Iterator[None]:
     ...     type(lstm(torch.randn(1, 4, 3))[0].grad_fn).__name__ != "MkldnnRnnLayerBackward0"
     True
     """
+    modules = list(modules)
     recurrent = {kind for kind in set(map(type, modules)) if issubclass(kind, (nn.RNNBase, nn.RNNCellBase))}
     layers = [module for module in modules if type(module) in recurrent] if recurrent else []
     with ExitStack() as stack:

@@ -84,18 +84,18 @@ def _without_autocast(device: str) -> Any:
 
 def _attach(step: Step, graph: Graph, values: Values, handles: list[Any], watch: Any) -> None:
     node = graph.handles[step.node]
-    # with a batch norm folded in, the rule begins above it, and the norm's own backward multiplies by its scale
-    top = node if step.fold is None else graph.handles[step.fold]
     before, after = _hooks(step, values)
     arriving, leaving = watch(step, node, values) if watch is not None else (None, None)
-    for register, hook in (
-        (node.register_prehook, arriving),
-        (top.register_prehook, before),
-        (node.register_hook, after),
-        (node.register_hook, leaving),
-    ):
-        if hook is not None:
-            handles.append(register(hook))
+    if arriving is not None:
+        handles.append(node.register_prehook(arriving))
+    if before is not None:
+        # with a batch norm folded in, the rule begins above it, and the norm's own backward multiplies by its scale
+        top = node if step.fold is None else graph.handles[step.fold]
+        handles.append(top.register_prehook(before))
+    if after is not None:
+        handles.append(node.register_hook(after))
+    if leaving is not None:
+        handles.append(node.register_hook(leaving))
 
 
 def _turn(what: Callable[[int], Any], node: int) -> Callable[..., None]:
