@@ -10,13 +10,14 @@ depth, clipped units, the first layer, what is explained and how relevance is po
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from image_rows import batch_sizes
-from images import mended, task
+from images import ImageTask, mended, task
 from options import chosen, half_when_scoring, parser, write_comparison
 from torch import Tensor, nn
 from vgg16_imagenette import LOCAL
@@ -177,8 +178,8 @@ def variants(mean: Any, std: Any) -> m.Methods:
     return found
 
 
-def main() -> None:
-    options = parser(__doc__, LOCAL, limit=200).parse_args()
+def measure(options: argparse.Namespace, methods: Callable[[ImageTask], m.Methods], title: str) -> None:
+    """A model's inputs ranked by each of the methods, and by Zennit's EpsilonGammaBox; written to `--out`."""
     mended("torchvision")
     found = task(options.model, options)
     side = found.inputs.shape[-1]
@@ -187,7 +188,7 @@ def main() -> None:
     compared = ev.compare(
         half_when_scoring(found.model) if options.half else found.model,
         found.inputs,
-        chosen(variants(found.mean, found.std) | peers, options),
+        chosen(methods(found) | peers, options),
         unit=ev.Regions(side // 16),
         fill=ev.Blur(51, 20) if side == 224 else ev.Blur(7, 20 * side / 224),
         step=16,
@@ -196,10 +197,15 @@ def main() -> None:
         explain_batch_size=explain_batch_size,
         seed=options.seed,
     )
-    title = f"Variants of default, {found.name} on {found.source}"
+    title = f"{title}, {found.name} on {found.source}"
     write_comparison(
         compared, options, title, model=found.name, data=found.source, note=found.note, scored_in_half=options.half
     )
+
+
+def main() -> None:
+    options = parser(__doc__, LOCAL, limit=200).parse_args()
+    measure(options, lambda found: variants(found.mean, found.std), "Variants of default")
 
 
 if __name__ == "__main__":
