@@ -17,6 +17,12 @@ convolutions below (first / (1 + count)^power: deep networks end lower than shal
 *Rule.* A candidate's score is the mean over the four models of its ABPC / the model's best ABPC. Out are candidates that are below the
 present `default` (0.5 to 0.07) on any model with the whole paired 95 % interval. The best score wins; one from outside the family
 must lead the best of the family by 0.01 or more.
+
+*A second round*, written down after the first and before it was measured. The first left the family where it was: only LRP-0 in the
+classifier scored above the present numbers, by 0.001. VGG16 wants gamma to fall earlier, ResNet-20 does not. On the same inputs, by the same rule, all
+outside of the family: early falls and counts near the best of them; each with the box rule for the first convolution, within the
+input's own extremes, so that nobody needs to name bounds; and max pooling, which VGG16 alone has, that shares relevance in
+proportion to x or x² instead of handing all to the largest. A first layer that wins must not be surely worse on the ViT's search half either.
 """
 
 from __future__ import annotations
@@ -29,16 +35,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from images import ImageTask
 from options import parser
 from torch import Tensor
+from torch.nn import functional as F
 from variants import measure
 from vgg16_imagenette import LOCAL
 
 import dynamiclrp as dlrp
 import methods as m
 from dynamiclrp import evaluate as ev
-from dynamiclrp.rules import Gamma, WSquare
+from dynamiclrp.rules import Box, Gamma, Rule, WSquare
+from dynamiclrp.rules.base import OUT
 
 FIRST, LAST = (0.2, 0.3, 0.5, 0.8, 1.2), (0.03, 0.05, 0.07, 0.1, 0.15)
 PAIRS = ((0.5, 0.07), (0.5, 0.1), (0.3, 0.1))  # what is tried beside the numbers, is tried at these
@@ -104,6 +113,43 @@ class Resolution(Gamma):
         return self.here(here).after(here, grads, s)
 
 
+@dataclass(frozen=True)
+class OwnBox(Box):
+    """The box rule within the lowest and highest value of each channel of the input at hand."""
+
+    def __init__(self) -> None:
+        super().__init__(-1.0, 1.0)
+
+    def distribute(self, here: Any, r: Tensor) -> Tensor:
+        x = here.factors[here.live_factor]
+        low, high = (end(x, (2, 3), keepdim=True).tolist() for end in (torch.amin, torch.amax))
+        return Box(low, high).distribute(here, r)
+
+
+@dataclass(frozen=True)
+class SharedPool(Rule):
+    """Max pooling over windows of 2 x 2 side by side, behind a rectifier: relevance in proportion to x^power."""
+
+    power: float = 1.0
+
+    kinds = frozenset({"movement"})
+
+    def needs(self, step: Any) -> tuple[int, ...]:
+        return (OUT, 0)
+
+    def takes_relevance(self, step: Any) -> bool:
+        return True
+
+    def before(self, here: Any, s: Tensor) -> Tensor:
+        here.stash = here.relevance(s, here.output)
+        return s
+
+    def after(self, here: Any, grads: Any, s: Tensor) -> Any:
+        x = here.operand(0)
+        share = here.stash / (4 * F.avg_pool2d(x**self.power, 2) + 1e-9)
+        return [x ** (self.power - 1) * F.interpolate(share, scale_factor=2.0), *grads[1:]]
+
+
 def levels(found: ImageTask) -> int:
     """How many convolutions with the rule lie above each other."""
     graded = dlrp.preset("default", gamma=1.0, last=0.5, linear=0.0)
@@ -131,7 +177,32 @@ def candidates(found: ImageTask) -> m.Methods:
         },
         **{f"by count, {a} / n^{p}": Count(a, p, count) for a in (0.5, 0.7, 1.0) for p in (0.5, 0.7)},
     }
-    return family | {name: default | {"conv": rule} for name, rule in others.items()}
+    first = family | {name: default | {"conv": rule} for name, rule in others.items()}
+    return first | second_round(default, count)
+
+
+def second_round(default: dlrp.Preset, count: int) -> m.Methods:
+    new: dict[str, Gamma] = {
+        "early fall 0.7, 0.5 to 0.07": Curve(0.5, 0.07, 0.7),
+        "early fall 0.7, 0.5 to 0.05": Curve(0.5, 0.05, 0.7),
+        "early fall, 0.7 to 0.05": Curve(0.7, 0.05, 0.5),
+        "by count, 0.4 / n^0.45": Count(0.4, 0.45, count),
+        "by count, 0.6 / n^0.55": Count(0.6, 0.55, count),
+        "by count, 0.8 / n^0.65": Count(0.8, 0.65, count),
+    }
+    known: dict[str, Gamma] = {
+        PRESENT: Gamma(0.5, last=0.07),
+        "early fall, 0.5 to 0.07": Curve(0.5, 0.07, 0.5),
+        "by count, 0.5 / n^0.5": Count(0.5, 0.5, count),
+    }
+    found: m.Methods = {name: default | {"conv": rule} for name, rule in new.items()}
+    for name, rule in (known | new).items():
+        found[f"first own box, {name}"] = default | {"conv": rule, "first-conv": OwnBox()}
+    for power in (1.0, 2.0):
+        for name in (PRESENT, "by count, 0.5 / n^0.5"):
+            pool = {"conv": known[name], "MaxPool2DWithIndices": SharedPool(power)}
+            found[f"pool x^{power:.0f}, {name}"] = default | pool
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------- the choice
@@ -190,7 +261,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--choose"]:
         choose(Path(sys.argv[2]))
         return
-    options: argparse.Namespace = parser(__doc__, LOCAL, limit=200).parse_args()
+    options: argparse.Namespace = parser(__doc__, (*LOCAL, "vit-cifar10"), limit=200).parse_args()
     measure(options, candidates, "Gamma by depth")
 
 

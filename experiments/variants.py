@@ -182,16 +182,16 @@ def measure(options: argparse.Namespace, methods: Callable[[ImageTask], m.Method
     """A model's inputs ranked by each of the methods, and by Zennit's EpsilonGammaBox; written to `--out`."""
     mended("torchvision")
     found = task(options.model, options)
-    side = found.inputs.shape[-1]
-    peers = {k: v for k, v in m.image_peers(found.mean, found.std, True).items() if k == "Zennit EpsilonGammaBox"}
+    side, vit = found.inputs.shape[-1], options.model.startswith("vit")
+    peers = {k: v for k, v in m.image_peers(found.mean, found.std, not vit).items() if k == "Zennit EpsilonGammaBox"}
     batch_size, explain_batch_size = batch_sizes(found, options)
     compared = ev.compare(
         half_when_scoring(found.model) if options.half else found.model,
         found.inputs,
         chosen(methods(found) | peers, options),
-        unit=ev.Regions(side // 16),
+        unit=ev.Patches(4, "max") if vit else ev.Regions(side // 16),
         fill=ev.Blur(51, 20) if side == 224 else ev.Blur(7, 20 * side / 224),
-        step=16,
+        step=2 if vit else 16,
         measure="probability",
         batch_size=batch_size,
         explain_batch_size=explain_batch_size,
