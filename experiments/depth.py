@@ -29,125 +29,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from falls import Count, Curve, Resolution, SharedPool
 from images import ImageTask
 from options import parser
-from torch import Tensor
-from torch.nn import functional as F
 from variants import measure
 from vgg16_imagenette import LOCAL
 
 import dynamiclrp as dlrp
 import methods as m
 from dynamiclrp import evaluate as ev
-from dynamiclrp.rules import Box, Gamma, Rule, WSquare
-from dynamiclrp.rules.base import OUT
+from dynamiclrp.rules import Box, Gamma, WSquare
 
 FIRST, LAST = (0.2, 0.3, 0.5, 0.8, 1.2), (0.03, 0.05, 0.07, 0.1, 0.15)
 PAIRS = ((0.5, 0.07), (0.5, 0.1), (0.3, 0.1))  # what is tried beside the numbers, is tried at these
 PRESENT = "gamma 0.5 to 0.07"
 MARGIN = 0.01  # of the score, by which another form of rule must lead
-
-
-@dataclass(frozen=True)
-class Curve(Gamma):
-    """Gamma from first to last by another curve: equal factors of depth^`power`, or `even`, by equal differences."""
-
-    power: float = 1.0
-    even: bool = False
-
-    def __init__(self, gamma: float, last: float, power: float = 1.0, even: bool = False) -> None:
-        super().__init__(gamma, last=last)
-        object.__setattr__(self, "power", power)
-        object.__setattr__(self, "even", even)
-
-    def at(self, depth: float) -> Gamma:
-        assert self.last is not None
-        depth = depth**self.power
-        if self.even:
-            return Gamma(self.gamma * (1 - depth) + self.last * depth)
-        return Gamma(self.gamma ** (1 - depth) * self.last**depth)
-
-
-@dataclass(frozen=True)
-class Count(Gamma):
-    """gamma / (1 + convolutions below)^power, in a model that has `levels` of them above each other."""
-
-    power: float = 0.5
-    levels: int = 1
-
-    def __init__(self, gamma: float, power: float, levels: int) -> None:
-        super().__init__(gamma, last=gamma)
-        object.__setattr__(self, "power", power)
-        object.__setattr__(self, "levels", levels)
-
-    def at(self, depth: float) -> Gamma:
-        return Gamma(self.gamma / (1 + round(depth * (self.levels - 1))) ** self.power)
-
-
-@dataclass(frozen=True)
-class Resolution(Gamma):
-    """gamma · factor^octaves, where octaves are how often the input's `side` was halved."""
-
-    factor: float = 1.0
-    side: int = 224
-
-    def __init__(self, gamma: float, factor: float, side: int) -> None:
-        super().__init__(gamma)
-        object.__setattr__(self, "factor", factor)
-        object.__setattr__(self, "side", side)
-
-    def here(self, here: Any) -> Gamma:
-        return Gamma(self.gamma * self.factor ** max(0.0, math.log2(self.side / here.output.shape[-1])))
-
-    def before(self, here: Any, s: Tensor) -> Tensor:
-        return self.here(here).before(here, s)
-
-    def after(self, here: Any, grads: Any, s: Tensor) -> Any:
-        return self.here(here).after(here, grads, s)
-
-
-@dataclass(frozen=True)
-class OwnBox(Box):
-    """The box rule within the lowest and highest value of each channel of the input at hand."""
-
-    def __init__(self) -> None:
-        super().__init__(-1.0, 1.0)
-
-    def distribute(self, here: Any, r: Tensor) -> Tensor:
-        x = here.factors[here.live_factor]
-        low, high = (end(x, (2, 3), keepdim=True).tolist() for end in (torch.amin, torch.amax))
-        return Box(low, high).distribute(here, r)
-
-
-@dataclass(frozen=True)
-class SharedPool(Rule):
-    """Max pooling over windows of 2 x 2 side by side, behind a rectifier: relevance in proportion to x^power."""
-
-    power: float = 1.0
-
-    kinds = frozenset({"movement"})
-
-    def needs(self, step: Any) -> tuple[int, ...]:
-        return (OUT, 0)
-
-    def takes_relevance(self, step: Any) -> bool:
-        return True
-
-    def before(self, here: Any, s: Tensor) -> Tensor:
-        here.stash = here.relevance(s, here.output)
-        return s
-
-    def after(self, here: Any, grads: Any, s: Tensor) -> Any:
-        x = here.operand(0)
-        share = here.stash / (4 * F.avg_pool2d(x**self.power, 2) + 1e-9)
-        return [x ** (self.power - 1) * F.interpolate(share, scale_factor=2.0), *grads[1:]]
 
 
 def levels(found: ImageTask) -> int:
@@ -158,13 +59,13 @@ def levels(found: ImageTask) -> int:
 
 
 def candidates(found: ImageTask) -> m.Methods:
-    default, side, count = dlrp.preset("default"), found.inputs.shape[-1], levels(found)
+    default, side, count = m.equal_factors(), found.inputs.shape[-1], levels(found)
 
     def graded(a: float, b: float, **what: Any) -> dlrp.Preset:
-        return dlrp.preset("default", gamma=a, last=b, **what)
+        return m.equal_factors(a, b, **what)
 
     family: m.Methods = {f"gamma {a} to {b}": graded(a, b) for a in FIRST for b in LAST}
-    family |= {f"gamma {a}": dlrp.preset("default", gamma=a, last=None) for a in (0.15, 0.2)}
+    family |= {f"gamma {a}": default | {"conv": Gamma(a)} for a in (0.15, 0.2)}
     family |= {f"gamma {a} to {b}, linear LRP-0": graded(a, b, linear=0.0) for a, b in PAIRS}
     family |= {f"gamma {a} to {b}, first w2": graded(a, b) | {"first-conv": WSquare()} for a, b in PAIRS}
     others: dict[str, Gamma] = {
@@ -191,13 +92,13 @@ def second_round(default: dlrp.Preset, count: int) -> m.Methods:
         "by count, 0.8 / n^0.65": Count(0.8, 0.65, count),
     }
     known: dict[str, Gamma] = {
-        PRESENT: Gamma(0.5, last=0.07),
+        PRESENT: Curve(0.5, 0.07),
         "early fall, 0.5 to 0.07": Curve(0.5, 0.07, 0.5),
         "by count, 0.5 / n^0.5": Count(0.5, 0.5, count),
     }
     found: m.Methods = {name: default | {"conv": rule} for name, rule in new.items()}
     for name, rule in (known | new).items():
-        found[f"first own box, {name}"] = default | {"conv": rule, "first-conv": OwnBox()}
+        found[f"first own box, {name}"] = default | {"conv": rule, "first-conv": Box()}
     for power in (1.0, 2.0):
         for name in (PRESENT, "by count, 0.5 / n^0.5"):
             pool = {"conv": known[name], "MaxPool2DWithIndices": SharedPool(power)}

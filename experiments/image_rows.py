@@ -26,7 +26,8 @@ def run(
     mended("torchvision")  # which Zennit imports
     methods: m.Methods = {}
     if not options.only_candidates:
-        methods |= m.image_presets(task.mean, task.std) | m.image_peers(task.mean, task.std, convolutional=not vit)
+        methods |= m.image_presets(task.mean, task.std) | m.former_defaults()
+        methods |= m.image_peers(task.mean, task.std, convolutional=not vit)
     if options.candidates or options.only_candidates:
         methods |= m.vit_candidates() if vit else m.conv_candidates()
     model = half_when_scoring(task.model) if options.half else task.model

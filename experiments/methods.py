@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from damped import Damped
+from falls import Curve
 
 import dynamiclrp as dlrp
 from dynamiclrp import evaluate as ev
@@ -27,6 +28,20 @@ def image_presets(mean: Sequence[float], std: Sequence[float]) -> Methods:
     found["dynamic (linear 1, conv 100)"] = dlrp.preset("dynamic", gamma_linear=1.0, gamma_conv=100.0)
     found["dynamic (linear 0.001, conv 130)"] = dlrp.preset("dynamic", gamma_linear=0.001, gamma_conv=130.0)
     return found
+
+
+def equal_factors(first: float = 0.5, last: float = 0.07, **what: Any) -> dlrp.Preset:
+    """`default` as it was before its search by depth: gamma falls by equal factors, the first convolution is flat."""
+    return dlrp.preset("default", **what) | {"conv": Curve(first, last), "first-conv": Flat()}
+
+
+def former_defaults() -> Methods:
+    """What `default` was, in the order in which it changed; labels of candidates."""
+    return {
+        "default, gamma 0.25 at every depth": equal_factors() | {"conv": Gamma(0.25)},
+        "default, gamma 0.5 to 0.07 by equal factors": equal_factors(),
+        "default, linear LRP-0": dlrp.preset("default", linear=0.0),
+    }
 
 
 def image_peers(mean: Sequence[float], std: Sequence[float], convolutional: bool) -> Methods:

@@ -25,11 +25,13 @@ from vgg16_imagenette import LOCAL
 import dynamiclrp as dlrp
 import methods as m
 from dynamiclrp import evaluate as ev
-from dynamiclrp.rules import AbsoluteShare, Box, Gamma, Gradient, WSquare
+from dynamiclrp.rules import AbsoluteShare, Box, Flat, Gamma, Gradient, WSquare
 from dynamiclrp.rules.base import OUT, sign, stabilise
 from dynamiclrp.rules.linear import LinearRule
 
-START = dlrp.preset("default", gamma=0.25, last=None, linear=0.0)  # what the search set out from
+START = dlrp.preset("default", gamma=0.25, last=None, linear=0.0) | {
+    "first-conv": Flat()
+}  # what the search set out from
 FAVOURS = ("output", "output without bias", "relevance", "positive", "positive weights")
 BIAS = ("in", "out", "first")
 

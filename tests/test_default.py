@@ -19,12 +19,15 @@ def conv_net() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 36, 5))
 
 
-def test_gamma_falls_by_equal_factors():
+HALF = 0.5 ** (1 - 0.5**0.5) * 0.07 ** (0.5**0.5)  # gamma half way up: its logarithm goes with the square root of depth
+
+
+def test_gamma_falls_with_depth_and_early():
     model, x = conv_net(), torch.randn(2, 3, 6, 6)
     rules = [step.rule for step in dlrp.explain(model, x).plan.steps if step.name == "Convolution"]
     gammas = [rule.gamma for rule in reversed(rules) if isinstance(rule, dlrp.Gamma)]
-    assert isinstance(rules[-1], dlrp.rules.Flat) and len(gammas) == 3
-    assert gammas == pytest.approx([0.5, (0.5 * 0.07) ** 0.5, 0.07])
+    assert isinstance(rules[-1], dlrp.Box) and len(gammas) == 3
+    assert gammas == pytest.approx([0.5, HALF, 0.07])
 
 
 def test_branches_side_by_side_have_the_same_depth():
@@ -84,9 +87,7 @@ def test_a_bias_may_be_put_together_from_parts():
 
 def test_it_is_the_same_as_naming_every_layer():
     model, x = conv_net(), torch.randn(2, 3, 6, 6)
-    by_hand = dlrp.preset("default") | {
-        str(at): dlrp.Gamma(gamma) for at, gamma in ((2, 0.5), (4, (0.5 * 0.07) ** 0.5), (6, 0.07))
-    }
+    by_hand = dlrp.preset("default") | {str(at): dlrp.Gamma(gamma) for at, gamma in ((2, 0.5), (4, HALF), (6, 0.07))}
     torch.testing.assert_close(dlrp.explain(model, x).relevance, dlrp.explain(model, x, preset=by_hand).relevance)
 
 

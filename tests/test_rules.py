@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamiclrp as dlrp
@@ -319,6 +319,39 @@ def test_box_bounds_may_be_tensors():
     c = m.c - lows * m.j.clamp(min=0) - highs * m.j.clamp(max=0)
     expected = share(c, torch.zeros_like(m.b), stabilise(c.sum(1), EPS), r.flatten())[0]
     close(found, expected.reshape(x.shape))
+
+
+def test_a_box_without_bounds_takes_the_extremes_of_each_channel_of_each_row():
+    each = MAPS["conv 2d"]
+    x, w, b = each.operands()
+    y = each.function(x.requires_grad_(), w, b)
+    r = anything(y)
+    (found,) = dlrp.relevance(y, x, seed=r, preset=everywhere(Box(eps=1e-12)), retain_graph=True)
+    low, high = (end(x.detach(), (2, 3), keepdim=True) for end in (torch.amin, torch.amax))
+    slack = 1e-3 * x.detach().abs().amax((1, 2, 3), keepdim=True)
+    (expected,) = dlrp.relevance(y, x, seed=r, preset=everywhere(Box(low - slack, high + slack, eps=1e-12)))
+    close(found, expected)
+    rows = []
+    for i in range(len(x)):
+        row = x.detach()[i : i + 1].requires_grad_()
+        y = each.function(row, w, b)
+        rows += dlrp.relevance(y, row, seed=r[i : i + 1], preset=everywhere(Box(eps=1e-12)))
+    close(found, torch.cat(rows))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.7, -300.0])
+@pytest.mark.parametrize("shape", [(2, 3, 6, 6), (2, 6)], ids=str)
+def test_equal_inputs_take_from_a_box_in_proportion_to_their_weights(value, shape):
+    layer = nn.Conv2d(3, 4, 3) if len(shape) == 4 else nn.Linear(6, 4)
+    x = torch.full(shape, value, requires_grad=True)
+    y = layer(x)
+    (found,) = dlrp.relevance(y, x, seed=(r := torch.rand_like(y)), preset=everywhere(Box(eps=1e-9)))
+    assert float(found.detach().sum()) == pytest.approx(float(r.sum()), rel=0.05) and float(found.min()) >= 0
+
+
+def test_a_box_has_two_bounds_or_none():
+    with pytest.raises(ValueError, match="both bounds or neither"):
+        Box(-1.0)
 
 
 def test_inputs_that_are_0_get_relevance_from_flat_w_square_and_box():

@@ -146,8 +146,8 @@ class _SignedRule(LinearRule):
 class Gamma(_SignedRule):
     """Contributions of z's own sign count 1 + gamma times (the generalised gamma rule; Andéol et al. 2021).
 
-    `last`: gamma of the deepest map that has the rule; from the first on, which has `gamma`, it changes by equal factors.
-    Depth is how many maps of the rule lie below on the longest way.
+    `last`: gamma of the deepest map that has the rule; the first has `gamma`. Between them its logarithm goes with the square root of
+    depth, so it changes early. Depth is how many maps of the rule lie below on the longest way.
     """
 
     gamma: float = 0.25
@@ -162,14 +162,15 @@ class Gamma(_SignedRule):
         last: float | None = None,
     ) -> None:
         if last is not None and (gamma <= 0 or last <= 0):
-            raise ValueError(f"Gamma({gamma}, last={last}): expected both above 0, they are joined by equal factors")
+            raise ValueError(f"Gamma({gamma}, last={last}): expected both above 0, their logarithms are joined")
         _set(self, gamma=gamma, eps=eps, bias=bias, top=top, last=last)
 
     def at(self, depth: float) -> Gamma:
         """The rule of one map, at a depth from 0 (the first that has it) to 1 (the last)."""
         if self.last is None:
             return self
-        return Gamma(self.gamma ** (1 - depth) * self.last**depth, self.eps, self.bias, self.top)
+        part = depth**0.5
+        return Gamma(self.gamma ** (1 - part) * self.last**part, self.eps, self.bias, self.top)
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         u, here.stash = self._parts(here, s)
@@ -311,12 +312,20 @@ class WSquare(_FirstLayerRule):
 
 @dataclass(frozen=True)
 class Box(_FirstLayerRule):
-    """Inputs lie between low and high (z^B; Montavon et al. 2017). Numbers or nested tuples that broadcast to the input."""
+    """Inputs lie between low and high (z^B; Montavon et al. 2017). Numbers or nested tuples that broadcast to the input.
 
-    low: Any = -1.0
-    high: Any = 1.0
+    Without bounds: between the lowest and the highest value of the input at hand, each channel of each row by itself (behind a
+    matrix product: each row).
+    """
 
-    def __init__(self, low: Any, high: Any, eps: float = 1e-6, bias: str = "proportional", top: float = 1.0) -> None:
+    low: Any = None
+    high: Any = None
+
+    def __init__(
+        self, low: Any = None, high: Any = None, eps: float = 1e-6, bias: str = "proportional", top: float = 1.0
+    ) -> None:
+        if (low is None) != (high is None):
+            raise ValueError(f"Box({low}, {high}): expected both bounds or neither")
         low, high = (_freeze(v.tolist() if isinstance(v, Tensor) else v) for v in (low, high))
         _set(self, low=low, high=high, eps=eps, bias=bias, top=top)
 
@@ -324,9 +333,7 @@ class Box(_FirstLayerRule):
         factors = list(here.factors)
         i = here.live_factor
         x, w = factors[i], factors[1 - i]
-        low, high = (
-            torch.as_tensor(bound, dtype=x.dtype, device=x.device).expand_as(x) for bound in (self.low, self.high)
-        )
+        low, high = (bound.expand_as(x) for bound in self._bounds(here, x))
         terms = ((x, w, 1), (low, w.clamp(min=0), -1), (high, w.clamp(max=0), -1))
 
         def ordered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -335,6 +342,19 @@ class Box(_FirstLayerRule):
         d = reduce(torch.add, [sgn * here.product(*ordered(a, b)) for a, b, sgn in terms])
         u = r / stabilise(d, self.eps)
         return reduce(torch.add, [sgn * a * here.transposed(u, *ordered(a, b)) for a, b, sgn in terms])
+
+    def _bounds(self, here: Here, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.low is not None:
+            low, high = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in (self.low, self.high))
+            return low, high
+        conv = here.step.kind.value == "conv"
+        over = tuple(range(2, x.dim())) if conv else (-1,)
+        low, high = x.amin(over, keepdim=True), x.amax(over, keepdim=True)
+        # a little wider: where all values are equal, they take in proportion to |w|, and not a rounding error's share
+        top = torch.maximum(high, -low)
+        top = top.amax(1, keepdim=True) if conv else top
+        slack = torch.where(top == 0, 1, top) * 1e-3
+        return low - slack, high + slack
 
 
 def _set(rule: LinearRule, **values: Any) -> None:
