@@ -18,9 +18,9 @@ from options import about, parser, write_json
 ROWS = {
     "mobilenetv2": ("mobilenetv2", 200, 250),
     "efficientnet_lite0": ("efficientnet-lite0", 200, 250),
-    "vgg16_cifar10": ("vgg16-cifar10", 300, 400),
-    "resnet20": ("resnet20", 300, 400),
-    "vit_cifar10": ("vit-cifar10", 300, 400),
+    "vgg16_cifar10": ("vgg16-cifar10", 300, 1000),
+    "resnet20": ("resnet20", 300, 1000),
+    "vit_cifar10": ("vit-cifar10", 300, 1000),
 }
 
 

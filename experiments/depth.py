@@ -139,9 +139,12 @@ def standings(rows: dict[str, Any]) -> list[Standing]:
     return sorted(found, key=lambda s: -s.score)
 
 
+def family_best(found: list[Standing]) -> Standing:
+    return next(s for s in found if s.in_family and not s.below)
+
+
 def winner(found: list[Standing]) -> Standing:
-    free = [s for s in found if not s.below]
-    inside = next(s for s in free if s.in_family)
+    free, inside = [s for s in found if not s.below], family_best(found)
     return free[0] if free[0].score >= inside.score + MARGIN else inside
 
 

@@ -11,12 +11,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from depth import PRESENT, family_best, standings, winner
 from report_text import (
     BIASED_MODELS,
-    BY_DEPTH,
     CERTAINTY,
     CHOICE,
     DEPTH,
+    DEPTH_HELD_OUT,
+    EQUAL_FACTORS,
     HOW,
     INTRODUCTION,
     LINEAR,
@@ -36,6 +38,8 @@ from report_text import (
 from dynamiclrp import evaluate as ev
 
 Row = dict[str, Any]
+TOP = 12  # candidates that the table of the search shows
+SHOWN_BEFORE = 400  # held-out images of CIFAR-10 that earlier states of this page had
 PEERS = (
     "Saliency", "InputXGradient", "IntegratedGradients", "GradientShap", "SmoothGrad", "DeepLift", "Captum LRP", "random",
 )  # fmt: skip
@@ -297,24 +301,51 @@ def linear_maps(rows: dict[str, Row]) -> str:
     return table(["row", "LRP-0", *LINEAR.values(), "best peer"], body) if body else ""
 
 
-def by_depth(found: dict[str, Row], known: Row) -> str:
-    """Gamma by depth against one gamma on held-out inputs: all of them, and those that the model gets right."""
+def depth_search(searched: dict[str, Row]) -> str:
+    """The best candidates for the fall of gamma, and what `default` was before."""
+    rows = {key: row for key, row in searched.items() if key.startswith("depth_")}
+    found = standings(rows)
+    taken = winner(found)
+    shown = found[:TOP] + [s for s in found[TOP:] if s.name in (PRESENT, family_best(found).name)]
     body = []
-    for key, row in found.items():
-        if not key.startswith("depth_"):
+    for s in shown:
+        name = f"**{s.name}**" if s == taken else f"{s.name} (`default` before)" if s.name == PRESENT else s.name
+        out = ", ".join(rows[key]["model"] for key in s.below)
+        body.append([name, f"{s.score:.4f}", *(number(area) for area in s.areas.values()), out])
+    heads = [f"{row['model']}, {row['methods'][PRESENT]['n']:,} inputs" for row in rows.values()]
+    counted = f"The best of {len(found)} candidates, the best of the form Gamma(first, last), and the present of that time; bold was chosen:"
+    return f"{counted}\n\n{table(['candidate', 'score', *heads, 'surely below before on'], body)}"
+
+
+def by_depth(rows: dict[str, Row], known: Row) -> str:
+    """What `default` was and is, on held-out inputs: all, those that the model gets right, those that no table had before."""
+    body = []
+    for key, row in rows.items():
+        if EQUAL_FACTORS not in row["methods"]:
             continue
-        plain, graded = (row["methods"][n]["abpc"] for n in (ONE_GAMMA, BY_DEPTH))
-        for label, chosen in (("all", [1] * len(plain)), ("right", known[key.removeprefix("depth_")]["right"])):
-            take = [bool(c) for c in chosen[: len(plain)]]
-            lead = ev.paired_difference(*([v for v, t in zip(values, take) if t] for values in (graded, plain)))
-            body.append([
-                f"{row['model']}, {label}",
-                str(sum(take)),
-                number(mean_of(plain, take)),
-                number(mean_of(graded, take)),
-                f"{lead.mean:+.3f} [{lead.low:+.3f}, {lead.high:+.3f}]",
-            ])  # fmt: skip
-    return table(["held-out inputs", "number", "gamma 0.25", BY_DEPTH, "gain"], body) if body else ""
+        count = row["methods"]["default"]["n"]
+        peer = best(row, [n for n in finished(row) if is_peer(n)])
+        parts = {"all": [True] * count, "right": [bool(r) for r in known[key]["right"]]}
+        if count > SHOWN_BEFORE:
+            parts["in no earlier table"] = [at >= SHOWN_BEFORE for at in range(count)]
+        for label, take in parts.items():
+
+            def lead(over: str, take: list[bool] = take, row: Row = row) -> str:
+                a, b = ([v for v, t in zip(row["methods"][n]["abpc"], take) if t] for n in ("default", over))
+                found = ev.paired_difference(a, b)
+                return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+
+            means = [number(mean_of(row["methods"][n]["abpc"], take)) for n in (ONE_GAMMA, EQUAL_FACTORS, "default")]
+            line = [f"{row['model']}, {label}", f"{sum(take):,}", *means, lead(EQUAL_FACTORS), f"{peer} {lead(peer)}"]
+            body.append(line)
+    head = [
+        "held-out inputs",
+        "number",
+        "gamma 0.25, first flat",
+        "0.5 to 0.07 by equal factors, first flat",
+        "`default`",
+    ]
+    return table([*head, "gain over equal factors", "lead over the best peer"], body) if body else ""
 
 
 def beside(rows: dict[str, Row], answers: dict[str, Row]) -> str:
@@ -488,7 +519,9 @@ def main() -> None:
     if any(key.startswith("variants_") for key in searched):
         parts += [VARIANTS, changes(searched)]
     if "certainty" in found:
-        parts += [DEPTH, by_depth(found, found["certainty"]["rows"])]
+        if any(key.startswith("depth_") for key in searched):
+            parts += [DEPTH, depth_search(searched), DEPTH_HELD_OUT]
+        parts.append(by_depth(rows, found["certainty"]["rows"]))
     parts += ["## Beside the paper", PAPER, beside(rows, answers)]
     for key, row in rows.items():
         curves(row, options.results / f"{key}.png")

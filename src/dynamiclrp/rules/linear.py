@@ -334,14 +334,12 @@ class Box(_FirstLayerRule):
         i = here.live_factor
         x, w = factors[i], factors[1 - i]
         low, high = (bound.expand_as(x) for bound in self._bounds(here, x))
-        terms = ((x, w, 1), (low, w.clamp(min=0), -1), (high, w.clamp(max=0), -1))
-
-        def ordered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-            return (a, b) if i == 0 else (b, a)
-
-        d = reduce(torch.add, [sgn * here.product(*ordered(a, b)) for a, b, sgn in terms])
+        parts = [(x - low, w.clamp(min=0)), (x - high, w.clamp(max=0))]
+        if i == 1:
+            parts = [(b, a) for a, b in parts]
+        d = reduce(torch.add, [here.product(*part) for part in parts])
         u = r / stabilise(d, self.eps)
-        return reduce(torch.add, [sgn * a * here.transposed(u, *ordered(a, b)) for a, b, sgn in terms])
+        return reduce(torch.add, [part[i] * here.transposed(u, *part) for part in parts])
 
     def _bounds(self, here: Here, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.low is not None:
