@@ -149,10 +149,62 @@ def test_default_is_among_the_candidates_it_was_chosen_from():
     assert equal(convolutions, torch.randn(2, 3, 8, 8), start, methods.DEFAULT_LABELS[0], methods.conv_candidates())
     default = dlrp.preset("default")
     patches = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten(), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 3))
-    assert equal(patches, torch.randn(2, 3, 8, 8), default, methods.BIASED_LABELS[0], methods.vit_candidates())
+    before = methods.equal_factors()  # the first convolution flat, as that search had it
+    assert equal(patches, torch.randn(2, 3, 8, 8), before, methods.BIASED_LABELS[0], methods.vit_candidates())
     for bias, label in ((True, methods.BIASED_LABELS[1]), (False, methods.DEFAULT_LABELS[1])):
         words = nn.Sequential(nn.Linear(6, 8, bias), nn.GELU(), nn.Linear(8, 3, bias))
         assert equal(words, torch.randn(2, 6), default, label, methods.text_candidates())
+
+
+def deep_net() -> nn.Module:
+    layers = [layer for _ in range(5) for layer in (nn.Conv2d(3, 3, 3, padding=1), nn.ReLU())]
+    return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(48, 3)).eval()
+
+
+def searched_by_depth(model: nn.Module, x: torch.Tensor) -> dict[str, dlrp.Preset]:
+    task = __import__("images").ImageTask("", "", model, x, torch.zeros(len(x)), "", (0.0,), (1.0,))
+    return __import__("depth").candidates(task)
+
+
+def test_default_is_what_the_search_by_depth_chose():
+    torch.manual_seed(0)
+    depth, model, x = __import__("depth"), deep_net(), torch.randn(2, 3, 8, 8)
+    rows = depth.searched(Path(__file__).parents[1] / "docs" / "results" / "search")
+    found = depth.standings(rows)
+    presets = searched_by_depth(model, x)
+    assert {standing.name for standing in found} == set(presets)
+    chosen = presets[depth.winner(found).name]
+    torch.testing.assert_close(dlrp.explain(model, x, preset=chosen).relevance, dlrp.explain(model, x).relevance)
+
+
+def test_other_ways_for_gamma_to_fall():
+    torch.manual_seed(0)
+    model, x = deep_net(), torch.randn(2, 3, 8, 8)
+    presets = searched_by_depth(model, x)
+
+    def gammas(name: str) -> list[float]:
+        steps = dlrp.explain(model, x, preset=presets[name]).plan.steps
+        return [s.rule.gamma for s in reversed(steps) if s.name == "Convolution" and isinstance(s.rule, dlrp.Gamma)]
+
+    assert gammas("gamma 0.5 to 0.05") == pytest.approx([0.5 * 0.1 ** (n / 3) for n in range(4)])
+    assert gammas("even fall, 0.5 to 0.1") == pytest.approx([0.5 - 0.4 * n / 3 for n in range(4)])
+    assert gammas("late fall, 0.5 to 0.1") == pytest.approx([0.5 * 0.2 ** (n / 3) ** 2 for n in range(4)])
+    assert gammas("by count, 1.0 / n^0.5") == pytest.approx([(n + 1) ** -0.5 for n in range(4)])
+    by_resolution = dlrp.explain(
+        model, x, preset=presets["by resolution, 0.5 · 0.7 an octave"]
+    ).relevance  # none is halved
+    one_gamma = presets["gamma 0.5 to 0.07"] | {"conv": dlrp.Gamma(0.5)}
+    torch.testing.assert_close(by_resolution, dlrp.explain(model, x, preset=one_gamma).relevance)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_max_pooling_may_share_by_size(power):
+    pool = __import__("falls").SharedPool(power)
+    x = torch.tensor([[[[1.0, 2.0], [3.0, 0.0]]]])
+    model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten())
+    preset = dlrp.preset("default") | {"MaxPool2DWithIndices": pool}
+    found = dlrp.explain(model, x, target=0, preset=preset).relevance
+    torch.testing.assert_close(found, 3 * x**power / (x**power).sum())
 
 
 def test_damping_leaves_out_units_that_are_small_in_their_layer():
