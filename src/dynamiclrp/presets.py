@@ -212,9 +212,10 @@ def _cp() -> dict[str, Rule]:
 def _default(
     gamma: float = 0.5, last: float | None = 0.07, weights: float = 0.4, linear: float | None = None
 ) -> dict[str, Rule]:
-    """What measured best over conv nets and transformers (docs/results.md): AttnLRP; gamma for convolutions, falling from
-    `gamma` to `last` with depth, at first fast; the first one a box of the input's own extremes; a little less of each attention product to the weights than to the values;
-    a small gamma for linear maps with a bias. `linear` is the gamma of all linear maps instead; 0 costs one gradient."""
+    """What measured best over conv nets and transformers (docs/results.md): AttnLRP; gamma for convolutions, falling from `gamma`
+    to `last` with depth, at first fast; the first convolution a box of the input's own extremes; a little less of each
+    attention product to the weights than to the values; a small gamma for linear maps with a bias. `linear` is the gamma of
+    all linear maps instead; 0 costs one gradient."""
     biased: dict[str, Rule] = {BIASED: Gamma(0.02)} if linear is None else {}
     return base_rules(
         linear=Gamma(linear) if linear else Gradient(),

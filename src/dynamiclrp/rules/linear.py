@@ -146,8 +146,8 @@ class _SignedRule(LinearRule):
 class Gamma(_SignedRule):
     """Contributions of z's own sign count 1 + gamma times (the generalised gamma rule; Andéol et al. 2021).
 
-    `last`: gamma of the deepest map that has the rule; the first has `gamma`. Between them its logarithm goes with the square root of
-    depth, so it changes early. Depth is how many maps of the rule lie below on the longest way.
+    `last`: gamma of the deepest map that has the rule; the first has `gamma`. Between them its logarithm goes with the square
+    root of depth, so it changes early. Depth is how many maps of the rule lie below on the longest way.
     """
 
     gamma: float = 0.25
