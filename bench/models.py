@@ -79,7 +79,7 @@ MODELS: dict[str, tuple[Callable[..., Built], torch.dtype, tuple[str, ...]]] = {
     "VGG16": (_vision("vgg16"), torch.float32, ("attnlrp", "default", "epsilon-plus", "gamma", "dynamic")),
     "ResNet-50": (_vision("resnet50"), torch.float32, ("attnlrp", "default", "epsilon-plus", "gamma", "dynamic")),
     "ViT-b-16": (_vision("vit_b_16"), torch.float32, ("attnlrp", "default", "gamma", "dynamic")),
-    "RoBERTa-large, 384 tokens": (roberta, torch.float32, ("attnlrp", "gamma", "dynamic")),
+    "RoBERTa-large, 384 tokens": (roberta, torch.float32, ("attnlrp", "default", "gamma", "dynamic")),
     "Llama-3.2-1B, 512 tokens": (llama, torch.float32, ("attnlrp", "gamma", "dynamic")),
     "Llama-3.2-1B bf16, 512 tokens": (llama, torch.bfloat16, ("attnlrp", "default", "dynamic")),
     "Flan-T5-large, 384 tokens": (flan_t5, torch.float32, ("attnlrp", "dynamic")),
