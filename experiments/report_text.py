@@ -171,6 +171,7 @@ kept here; see the bench pages):
     R="python experiments/vgg16_imagenette.py --local --half"
     $R --model mobilenetv2 --skip 200 --limit 250 --out docs/results/mobilenetv2.json       # efficientnet-lite0 alike
     $R --model vgg16-cifar10 --skip 300 --limit 1000 --out docs/results/vgg16_cifar10.json   # resnet20 alike
+    $R --model vgg16-cifar10 --skip 2300 --limit 4000 --methods default "Zennit EpsilonGammaBox" --out docs/results/vgg16_fresh.json
     python experiments/vit_cifar10.py --local --half --model vit-cifar10 --skip 300 --limit 1000 --out docs/results/vit_cifar10.json
     python experiments/llama_wikipedia.py --local --half --length 256 --step 16 --skip 128 --limit 208 --out docs/results/smollm2_wikitext.json
     python experiments/llama_imdb.py --local --half --model smollm2 --length 256 --step 16 --skip 64 --limit 208 --out docs/results/smollm2_imdb.json
