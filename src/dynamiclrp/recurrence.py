@@ -28,13 +28,15 @@ def primitive_recurrence(modules: Iterable[nn.Module]) -> Iterator[None]:
     """
     modules = list(modules)
     recurrent = {kind for kind in set(map(type, modules)) if issubclass(kind, (nn.RNNBase, nn.RNNCellBase))}
-    layers = [module for module in modules if type(module) in recurrent] if recurrent else []
+    if not recurrent:
+        yield
+        return
+    layers = [module for module in modules if type(module) in recurrent]
     with ExitStack() as stack:
-        if layers:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "TF32 acceleration")  # torch warns whenever these flags are touched
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "TF32 acceleration")  # torch warns whenever these flags are touched
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         if any(parameter.device.type != "cpu" for layer in layers for parameter in layer.parameters()):
             stack.enter_context(Unfused())
         yield

@@ -127,8 +127,12 @@ def _chosen(values: Tensor, target: Any) -> Tensor:
         return made
     for _ in range(rows.dim() - 2):
         rows, chosen = rows[:, -1], chosen[:, -1]
-    column = rows.argmax(-1, keepdim=True) if target is None else _columns(rows, target)[:, None]
-    chosen.scatter_(1, column, rows.gather(1, column))
+    if target is None:
+        scores, column = rows.max(-1, keepdim=True)
+    else:
+        column = _columns(rows, target)[:, None]
+        scores = rows.gather(1, column)
+    chosen.scatter_(1, column, scores)
     return made
 
 

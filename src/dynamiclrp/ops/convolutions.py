@@ -38,8 +38,10 @@ def _filters(w: Tensor, channels: Tensor) -> Tensor:
 
 def _signature(n: Any) -> tuple[bool, bool]:
     """Whether there is a bias, and whether the convolution is transposed."""
-    # a variant that does not say may have had one, unless it takes none
-    bias = getattr(n, "bias_sym_sizes_opt", (1,) * (len(n.node.next_functions) - 2))
+    try:
+        bias = n.bias_sym_sizes_opt
+    except AttributeError:  # a variant that does not say may have had one, unless it takes none
+        bias = (1,) * (len(n.node.next_functions) - 2)
     return bool(bias) and bias != (0,), _is_transposed(n)
 
 
