@@ -276,16 +276,18 @@ def changes(searched: dict[str, Row]) -> str:
     return table(["instead", *heads], body)
 
 
-def linear_maps(rows: dict[str, Row]) -> str:
-    """Rules for linear layers where they were measured: areas, the paired difference to LRP-0; `default` in bold."""
+def linear_maps(rows: dict[str, Row], check: Row | None) -> str:
+    """Rules for linear layers where they were measured: areas, the paired difference to LRP-0; `default` in bold. The last
+    row, `check`, is of a search half."""
     body = []
-    for key, row in rows.items():
+    checks = [] if check is None else [(f"{check['model']}, search half", check)]
+    for name, row in [(f"{row['model']}, {ROWS[key]}", row) for key, row in rows.items()] + checks:
         found = finished(row)
         plain = LRP_0 if LRP_0 in found else "default"
         if plain == "default" and "default + linear gamma 0.02" not in found:
             continue
         value = number(found[plain]["metrics"]["abpc"][0])
-        line = [f"{row['model']}, {ROWS[key]}", f"**{value}**" if plain == "default" else value]
+        line = [name, f"**{value}**" if plain == "default" else value]
         for labels in LINEAR:
             label = next((label for label in labels if label in found and label != plain), None)
             if label is None:
@@ -296,8 +298,9 @@ def linear_maps(rows: dict[str, Row]) -> str:
             value = f"**{value}**" if label == "default" else value
             digits = 3 if abs(found[label]["metrics"]["abpc"][0]) < 1 else 2
             line.append(f"{value} ({gain.mean:+.{digits}f} [{gain.low:+.{digits}f}, {gain.high:+.{digits}f}])")
-        peer = best(row, [n for n in found if is_peer(n)])
-        body.append([*line, f"{peer} {number(found[peer]['metrics']['abpc'][0])}"])
+        peers = [n for n in found if is_peer(n)]
+        peer = best(row, peers) if peers else ""
+        body.append([*line, f"{peer} {number(found[peer]['metrics']['abpc'][0])}" if peer else ""])
     return table(["row", "LRP-0", *LINEAR.values(), "best peer"], body) if body else ""
 
 
@@ -526,7 +529,7 @@ def main() -> None:
     searched = load(options.results / "search")
     if searched:
         parts.append(search({k: searched[k] for k in ROWS if k in searched}, choice(searched)))
-    if linear := linear_maps(rows):
+    if linear := linear_maps(rows, searched.get("t5_squad_curves")):
         parts += [LINEAR_NOTE, linear]
     if any(key.startswith("variants_") for key in searched):
         parts += [VARIANTS, changes(searched)]
