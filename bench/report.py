@@ -241,7 +241,7 @@ def main() -> None:
     architectures = load("architectures_h200.json")
     if architectures:
         parts.append(
-            f"## Precision\n\n{made_on(architectures)}. `attnlrp`; errors relative to the largest relevance; rank correlation (Spearman) against float32 on the CPU, the worst over torch's own choice of attention and each backend that could be forced (float32 has no flash or cuDNN kernel; grouped queries in float32 and T5's position bias have only some). Random weights: nets without trained structure are chaotic in bf16, and gradient x input loses as much where it was measured beside (on VGG16 and ResNet-50 it *is* `attnlrp`). Coefficients ride autograd's own backward, so they have the dtype of the activations; where ranks in bf16 are not enough, explain `model.float()`.\n\n{precision(architectures)}\n"
+            f"## Precision\n\n{made_on(architectures)}. `attnlrp`; errors relative to the largest relevance; rank correlation (Spearman) against float32 on the CPU, the worst over torch's own choice of attention and each backend that could be forced (float32 has no flash or cuDNN kernel; grouped queries in float32 and T5's position bias have only some). Random weights: nets without trained structure are chaotic in bf16, and gradient x input loses as much where it was measured beside (on VGG16 and ResNet-50 it *is* `attnlrp`, and in float32 too errs as much: rectifiers near 0 fall to the other side under other convolution algorithms). Coefficients ride autograd's own backward, so they have the dtype of the activations; where ranks in bf16 are not enough, explain `model.float()`.\n\n{precision(architectures)}\n"
         )
     (DOCS / "performance.md").write_text("\n".join(parts))
 
