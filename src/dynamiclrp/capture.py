@@ -25,13 +25,17 @@ try:
 except ImportError:  # torch < 2.10
     GraphExecGroup = None  # type: ignore[assignment,misc]
 
+_SCRIPTED = (
+    "explain the plain module or function instead of the scripted one; where a library scripts it, set the environment "
+    "variable PYTORCH_JIT=0 before Python starts"
+)
 # Nodes behind which the operations cannot be seen, and what to do about each.
 OPAQUE = {
     "CompiledFunctionBackward": "wrap the call in torch.compiler.set_stance('force_eager'), or explain model._orig_mod",
     "CheckpointFunctionBackward": "call torch.utils.checkpoint with use_reentrant=False",
-    "DifferentiableGraphBackward": "explain the plain module or function instead of the scripted one",
+    "DifferentiableGraphBackward": _SCRIPTED,
     "_ReversibleFunctionBackward": "reversible layers (Reformer) recompute themselves; run the plain layers in sequence",
-    "CppFunction": "if it is scripted (torch.jit), explain the plain module or function instead",
+    "CppFunction": f"if it is scripted (torch.jit): {_SCRIPTED}",
 }
 
 _SIGN_BIT = 1 << 63

@@ -30,6 +30,7 @@ from .presets import Preset
 from .recorder import Recorder
 from .recurrence import primitive_recurrence
 from .run import run
+from .scripted import unscripted
 from .targets import Seed, Target, unwrap
 
 
@@ -177,9 +178,12 @@ class Call:
 
     def __enter__(self) -> Call:
         self.following.__enter__()
+        self._plain = unscripted()
+        self._plain.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._plain.__exit__(None, None, None)
         self.following.__exit__(*error)
 
     def run(self, record: bool) -> Forward:

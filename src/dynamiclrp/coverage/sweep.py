@@ -118,14 +118,7 @@ class Worker:
         self.stage = context.Array("c", 16)
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, self.stage, self.threads), daemon=True)
-        # Scripted functions inside some models hide their operations; this is torch's own switch against it, read at import.
-        before = os.environ.get("PYTORCH_JIT")
-        os.environ["PYTORCH_JIT"] = "0"
-        try:
-            self.process.start()
-        finally:
-            del os.environ["PYTORCH_JIT"]
-            os.environ.update({} if before is None else {"PYTORCH_JIT": before})
+        self.process.start()
         theirs.close()
 
     def stop(self) -> None:

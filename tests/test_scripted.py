@@ -1,0 +1,79 @@
+"""Scripted functions inside a model are explained as the plain functions they were made from."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import dynamiclrp as dlrp
+
+Scripted = torch._C.ScriptFunction
+
+
+def inner(x: Tensor) -> Tensor:
+    return torch.tanh(x) * torch.sigmoid(x)
+
+
+def gate(x: Tensor, scale: float = 1.5) -> Tensor:
+    y = inner(x) * scale
+    return y + x
+
+
+@pytest.fixture(scope="module")
+def scripted_gate():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated; libraries use it
+        return torch.jit.script(gate)
+
+
+class Net(nn.Module):
+    def __init__(self, function, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.function, self.checkpointed = function, checkpointed
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return self.function(self.first(x), scale=0.7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.middle, x, use_reentrant=False) if self.checkpointed else self.middle(x))
+
+
+@pytest.mark.parametrize("preset", ["attnlrp", "default", "dynamic"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("warm", [0, 5])
+def test_it_is_explained_like_the_plain_function(scripted_gate, preset, checkpointed, warm):
+    torch.manual_seed(0)
+    plain, x = Net(gate, checkpointed).double(), torch.randn(2, 4, dtype=torch.float64)
+    model = Net(scripted_gate, checkpointed).double()
+    model.load_state_dict(plain.state_dict())
+    for _ in range(warm):  # after some runs torch.jit fuses the operations
+        Net(scripted_gate).double()(x.clone().requires_grad_()).sum().backward()
+    call = Scripted.__call__
+    expected = dlrp.explain(plain, x, target=1, preset=preset).relevance
+    for _ in range(3):
+        torch.testing.assert_close(dlrp.explain(model, x, target=1, preset=preset).relevance, expected)
+    assert Scripted.__call__ is call
+
+
+def test_nothing_is_left_behind_after_an_error(scripted_gate):
+    call = Scripted.__call__
+    with pytest.raises(RuntimeError):
+        dlrp.explain(Net(scripted_gate), torch.randn(2, 5))
+    assert Scripted.__call__ is call
+
+
+def test_a_scripted_module_inside_is_refused_with_a_remedy():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        inside = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    model, x = nn.Sequential(inside, nn.Linear(4, 2)), torch.randn(1, 4)
+    for _ in range(5):
+        model(x.clone().requires_grad_()).sum().backward()
+    with pytest.raises(dlrp.OpaqueGraphError, match="PYTORCH_JIT=0"):
+        for _ in range(5):
+            dlrp.explain(model, x, preset="epsilon")
