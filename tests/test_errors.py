@@ -568,23 +568,10 @@ def test_an_explainer_that_learnt_to_record_stays_right():
 # ---------------------------------------------------------------- code that hides its operations
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_module(net, backend):
-    compiled = torch.compile(net, backend=backend)
-    with refuses(dlrp.OpaqueGraphError, "compiled", "_orig_mod", model=net):
-        dlrp.Explainer(compiled)
-
-
 def test_the_output_of_a_compiled_module(net, x):
     y = torch.compile(net, backend="aot_eager")(x)
     with refuses(dlrp.OpaqueGraphError, "CompiledFunction", "force_eager", "_orig_mod", model=net, tensors=(x,)):
         dlrp.relevance(y, x)
-
-
-def test_a_module_compiled_in_place(net):
-    net.compile(backend="aot_eager")
-    with refuses(dlrp.OpaqueGraphError, "CompiledFunction", "force_eager", model=net):
-        dlrp.explain(net, gaussian(2, 6))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -1,4 +1,4 @@
-"""Scripted functions inside a model are explained as the plain functions they were made from."""
+"""Scripted and compiled functions and modules are explained as the plain ones they were made from."""
 
 from __future__ import annotations
 
@@ -77,3 +77,57 @@ def test_a_scripted_module_inside_is_refused_with_a_remedy():
     with pytest.raises(dlrp.OpaqueGraphError, match="PYTORCH_JIT=0"):
         for _ in range(5):
             dlrp.explain(model, x, preset="epsilon")
+
+
+# ---------------------------------------------------------------- torch.compile
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.norm, self.last = nn.Linear(4, 6), nn.GELU(), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.act(self.first(x))))
+
+
+def small() -> nn.Module:
+    return Small().double()
+
+
+@pytest.mark.parametrize("preset", ["attnlrp", "default", "dynamic"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("how", ["whole", "in place", "a layer", "a function"])
+def test_compiled_models_are_explained_like_plain_ones(how, backend, preset):
+    plain, model, x = small(), small(), torch.randn(2, 4, dtype=torch.float64)
+    if how == "whole":
+        model = torch.compile(model, backend=backend)
+    elif how == "in place":
+        model.compile(backend=backend)
+    elif how == "a layer":
+        model.act = torch.compile(model.act, backend=backend)
+    else:
+        model.act.forward = torch.compile(nn.functional.gelu, backend=backend)
+    with torch.no_grad():
+        model(x)
+    expected = dlrp.explain(plain, x, target=1, preset=preset).relevance
+    explainer = dlrp.Explainer(model, preset)
+    for _ in range(3):
+        torch.testing.assert_close(explainer(x, target=1).relevance, expected)
+    many = list(explainer.each(x, targets=[0, 1]))
+    torch.testing.assert_close(many[1].relevance, expected)
+    torch._dynamo.reset()  # which gives up a code that was compiled for many models
+    if how == "in place" and backend == "aot_eager":  # as it was before
+        assert type(model(x.requires_grad_()).grad_fn).__name__ == "CompiledFunctionBackward"
+
+
+def test_layers_of_a_compiled_model_have_their_own_names():
+    a = dlrp.explain(torch.compile(small(), backend="eager"), torch.randn(2, 4, dtype=torch.float64), layers=["first"])
+    assert list(a.layers) == ["first"]
+
+
+def test_a_compiled_model_is_inspected():
+    model = small()
+    model.compile(backend="aot_eager")
+    assert dlrp.inspect(model, torch.randn(2, 4, dtype=torch.float64)).coverage == 1.0

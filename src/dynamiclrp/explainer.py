@@ -92,11 +92,8 @@ class Explainer:
             raise OpaqueGraphError(
                 "the model is scripted, which hides its operations. Remedy: explain the plain module."
             )
-        if getattr(model, "_orig_mod", None) is not None:
-            raise OpaqueGraphError(
-                "the model is compiled, which hides its operations. Remedy: explain model._orig_mod."
-            )
-        self.model = model
+        # a compiled model is explained as what it was made from
+        self.model: nn.Module = getattr(model, "_orig_mod", model)
         self.preset = find_preset(preset)
         self.on_missing = one_of(on_missing)
         self.cuda_graph = cuda_graph
@@ -107,6 +104,7 @@ class Explainer:
         self._learning = True
         self._record = False  # learnt: this model's constants must be recorded
         self._weights = False  # learnt: and its weights followed
+        self._eager = False  # learnt: parts of it are compiled
 
     def __call__(
         self, *args: Any, target: Target = None, layers: Sequence[str] = (), ledger: bool = False, **kwargs: Any
@@ -133,6 +131,7 @@ class Explainer:
         """The model with these arguments, and what was learnt about it."""
         call = Call(self.model, self.preset, tuple(args), kwargs, tuple(layers))
         call.following.only, call.following.weights = self._read, self._weights
+        call.eager = self._eager
         return call
 
     def each(
@@ -176,6 +175,7 @@ class Explainer:
             following.only = None
         while True:
             forward = call.run(record)
+            self._eager = call.eager
             try:
                 plan = self.plans.get(forward.graph, self.preset, ledger, self.on_missing)
                 if following.only is None or not plan.needs_parameters:

@@ -154,6 +154,7 @@ class Call:
         self.integers = {name: self.integers[name] for name in sorted(self.integers, key=self._rank)}
         self.following = Following(self.inventory, preset, bool(self.integers))
         self.copy = False  # learnt: the model writes into its input
+        self.eager = False  # learnt: parts of it are compiled, and must run as what they were made from
         self._matched: dict[str, tuple[tuple[int, ...], tuple[Tensor, ...]]] = {}  # learnt: lookups by argument
         self._matched_in: Structure | None = None  # and in which graph
 
@@ -191,16 +192,28 @@ class Call:
             for freeze, track in ((True, False), (False, False), (False, True)):
                 if track and not self.integers:
                     break
-                try:
-                    forward = self._run(record, freeze, track)
-                except RuntimeError as error:
-                    if self.copy or "leaf Variable" not in str(error):
-                        raise
-                    self.copy = True
-                    forward = self._run(record, freeze, track)
+                forward = self._ran(record, freeze, track)
                 if forward is not None:
                     return forward
             return self._must(None)
+
+    def _ran(self, record: bool, freeze: bool, track: bool) -> Forward | None:
+        while True:
+            try:
+                return self._run(record, freeze, track)
+            except RuntimeError as error:
+                if not self._learns_from(str(error)):
+                    raise
+
+    def _learns_from(self, error: str) -> bool:
+        """Is there another way to run the model, which avoids the error?"""
+        if not self.copy and "leaf Variable" in error:
+            self.copy = True
+        elif not self.eager and "CompiledFunction" in error:
+            self.eager = True
+        else:
+            return False
+        return True
 
     def _must(self, forward: Forward | None) -> Forward:
         if forward is None:
@@ -227,7 +240,7 @@ class Call:
         self.following.follow(freeze)
         with self._watch(watched, ranges):
             with torch.enable_grad(), primitive_recurrence(self.inventory.modules):
-                with recorder or nullcontext(), tracker or nullcontext():
+                with recorder or nullcontext(), tracker or nullcontext(), _stance(self.eager):
                     raw = self._forward()
                 output = unwrap(raw)
             if output.grad_fn is None:
@@ -323,6 +336,11 @@ class Call:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _stance(eager: bool) -> Any:
+    """Let compiled functions run as the plain ones they were made from. Entering it at every call would cost more than it is worth."""
+    return torch.compiler.set_stance("force_eager") if eager else nullcontext()
 
 
 def _keep_output(name: str, watched: dict[str, Explained]) -> Callable[..., None]:

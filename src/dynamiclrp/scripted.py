@@ -1,6 +1,6 @@
 """Scripted functions as the Python functions they were made from: `torch.jit` hides their operations from autograd.
 
-Libraries script small functions inside plain models (VITS, ZoeDepth, timm). `unscripted` is entered around a forward pass,
+Libraries script small functions inside plain models (VITS, ZoeDepth). `unscripted` is entered around a forward pass,
 and around relevance, in which checkpointed layers run once more.
 """
 
