@@ -23,14 +23,14 @@ class Inventory:
         self.modules = [model]  # each once, level by level; `model.modules()` takes many times as long
         self.parameters: list[nn.Parameter | None] = []  # shared ones as often as they are held
         self.training: list[nn.Module] = []
-        seen: set[nn.Module | None] = {model, None}
+        seen = {model}
         for module in self.modules:  # which grows on the way
             children, parameters = module._modules, module._parameters
             if children:
                 for child in children.values():
-                    if child not in seen:
+                    if child is not None and child not in seen:
                         seen.add(child)
-                        self.modules.append(child)  # type: ignore[arg-type]
+                        self.modules.append(child)
             if parameters:
                 self.parameters += parameters.values()
             if module.training:
