@@ -131,3 +131,16 @@ def test_a_compiled_model_is_inspected():
     model = small()
     model.compile(backend="aot_eager")
     assert dlrp.inspect(model, torch.randn(2, 4, dtype=torch.float64)).coverage == 1.0
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_checkpointed_layer_that_is_compiled(backend):
+    torch.manual_seed(0)
+    plain, x = Net(gate, checkpointed=True).double(), torch.randn(2, 4, dtype=torch.float64)
+    torch._dynamo.reset()
+    model = Net(torch.compile(gate, backend=backend), checkpointed=True).double()
+    model.load_state_dict(plain.state_dict())
+    explainer = dlrp.Explainer(model, "default")
+    for _ in range(2):
+        found = explainer(x, target=1).relevance
+        torch.testing.assert_close(found, dlrp.explain(plain, x, target=1).relevance)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -179,12 +179,14 @@ class Call:
 
     def __enter__(self) -> Call:
         self.following.__enter__()
-        self._plain = unscripted()
-        self._plain.__enter__()
+        self._plain = ExitStack()  # until relevance has moved: checkpointed layers run once more
+        self._plain.enter_context(unscripted())
+        if self.eager:
+            self._plain.enter_context(_stance())
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._plain.__exit__(None, None, None)
+        self._plain.close()
         self.following.__exit__(*error)
 
     def run(self, record: bool) -> Forward:
@@ -211,6 +213,7 @@ class Call:
             self.copy = True
         elif not self.eager and "CompiledFunction" in error:
             self.eager = True
+            self._plain.enter_context(_stance())
         else:
             return False
         return True
@@ -240,7 +243,7 @@ class Call:
         self.following.follow(freeze)
         with self._watch(watched, ranges):
             with torch.enable_grad(), primitive_recurrence(self.inventory.modules):
-                with recorder or nullcontext(), tracker or nullcontext(), _stance(self.eager):
+                with recorder or nullcontext(), tracker or nullcontext():
                     raw = self._forward()
                 output = unwrap(raw)
             if output.grad_fn is None:
@@ -338,9 +341,9 @@ class Call:
                 handle.remove()
 
 
-def _stance(eager: bool) -> Any:
-    """Let compiled functions run as the plain ones they were made from. Entering it at every call would cost more than it is worth."""
-    return torch.compiler.set_stance("force_eager") if eager else nullcontext()
+def _stance() -> Any:
+    """Let compiled functions run as the plain ones they were made from. At every call it would cost more than it is worth."""
+    return torch.compiler.set_stance("force_eager")
 
 
 def _keep_output(name: str, watched: dict[str, Explained]) -> Callable[..., None]:
