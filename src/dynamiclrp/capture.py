@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -46,14 +48,15 @@ class Saved:
 
     __slots__ = ("node", "read", "scratch")
 
-    def __new__(cls, node: Any, read: Any = None, scratch: Any = None) -> Saved:
-        kind = type(node)
-        return object.__new__(_saved_types.get(kind) or _saved_type(kind))
+    node: Any
+    read: Mapping[str, Any] | None  # values that were read ahead, since they can be read only once
+    scratch: dict[Any, Any]  # shared by all nodes of one pass
 
-    def __init__(self, node: Any, read: Mapping[str, Any] | None = None, scratch: dict[Any, Any] | None = None) -> None:
-        self.node = node
-        self.read = read  # values that were read ahead, since they can be read only once
-        self.scratch = {} if scratch is None else scratch  # shared by all nodes of one pass
+    def __new__(cls, node: Any, read: Mapping[str, Any] | None = None, scratch: dict[Any, Any] | None = None) -> Saved:
+        kind = type(node)
+        made = object.__new__(_saved_types.get(kind) or _saved_type(kind))
+        made.node, made.read, made.scratch = node, read, {} if scratch is None else scratch
+        return made
 
     def __getattr__(self, name: str) -> Any:  # for names that the node's type does not have
         raise AttributeError(f"{type(self.node).__name__} saves no {name!r}")
@@ -64,6 +67,10 @@ class Saved:
         if key not in self.scratch:
             self.scratch[key] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
         return self.scratch[key]
+
+    def numbers(self, names: tuple[str, ...]) -> tuple[Any, ...]:
+        """Several plain values at once, for where none can be negative."""
+        return _numbers(names)(self.node)
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -95,6 +102,11 @@ def _saved_type(kind: type) -> type[Saved]:
     readers = {name: property(_reader(name)) for name in names if name not in vars(Saved)}
     made = type("Saved", (Saved,), {"__slots__": (), **readers})
     return _saved_types.setdefault(kind, made)
+
+
+@cache
+def _numbers(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*["_saved_" + name for name in names])
 
 
 def _reader(name: str) -> Callable[[Saved], Any]:
@@ -378,5 +390,5 @@ def _clean(value: Any) -> Any:
     if kind is int:
         return value - (1 << 64) if value >= _SIGN_BIT else value
     if kind is tuple or kind is list:
-        return tuple([_clean(item) for item in value])
+        return tuple([item if type(item) is int and item < _SIGN_BIT else _clean(item) for item in value])
     return value

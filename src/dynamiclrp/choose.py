@@ -86,7 +86,7 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             fold=fold,
             added=sum_,
             has_bias=has_bias or fold is not None or sum_ is not None,
-            nonnegative=op.linear is not None and any(edges[i] in nonnegative for i in live if i in op.linear.factors),
+            nonnegative=any(edges[i] in nonnegative for i in live if op.linear is None or i in op.linear.factors),
         )
     for batch_norm in folded:
         steps[batch_norm] = steps[batch_norm].changed(rule=Folded())

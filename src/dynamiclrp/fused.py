@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -19,7 +20,7 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Formula:
-    """C++ expressions of the named operands and numbers, one for each output; `{…}` are pieces of text.
+    """C++ expressions of the named operands and numbers, one for each output; `{}` is a piece of text.
 
     A kernel is compiled for each text; numbers are handed to it at each launch.
     """
@@ -30,10 +31,7 @@ class Formula:
     numbers: str = ""
 
 
-_CONSTANT = (
-    "A known = A(isfinite(c)) * A(c != 0); A k = (known > 0 ? c : A(0)); A rest = y - k; "
-    "A sum = fabs(rest) + fabs(k) + eps; A near = close - fabs(x); "
-)
+_BOUNDED = "y = fmin(fmax(y, -limit), limit); "  # no relevance arrives at infinities, and 0 times infinity would be nan
 FORMULAS = {
     # activations: s · f(x)/x
     "gelu": Formula("s x", ("s * A(0.5) * (A(1) + erf(x * A(0.70710678118654752440)))",)),
@@ -48,35 +46,42 @@ FORMULAS = {
     "absolute_folded": Formula("w scale var", ("fabs(w * (scale * rsqrt(var + eps))) * times",), numbers="eps times"),
     # g + sgn(x) · more
     "add_signed": Formula("g more x", ("g + (x < 0 ? -more : more)",)),
+    # the epsilon rule of coefficients, which are 0 for z = 0 and whole for an infinite z (an additive mask); of relevance
+    "epsilon": Formula("s z", ("s / (A(1) + eps / fabs(z))",), numbers="eps"),
+    "epsilon_of_relevance": Formula("s z", ("s / (z < 0 ? z - eps : z + eps)",), numbers="eps"),
     # an epsilon rule whose bias takes |b| / (|z - b| + |b|) beforehand
     "epsilon_absolute": Formula(
-        "s z b", ("s {times_z} * fabs(y) / (fabs(y) + fabs(b) + eps) / (y < 0 ? y - eps : y + eps)",),
+        "s z b", ("s {} * fabs(y) / (fabs(y) + fabs(b) + eps) / (y < 0 ? y - eps : y + eps)",),
         "A y = z - b;", "eps",
     ),
-    # sums: s · y / (|a| + |b|), and what the summands take of it
-    "sum_share": Formula(
-        "s y a b", ("s {times_y} / (fabs(a) + fabs(b) + eps)",), "y = fmin(fmax(y, -limit), limit);", "eps limit"
+    # sums: s · y / (|a| + |b|), and what the summands take of it; both at once; what one takes beside a literal
+    "sum_share": Formula("s y a b", ("s {} / (fabs(a) + fabs(b) + eps)",), _BOUNDED, "eps limit"),
+    "sum_shares": Formula(
+        "s y a b", ("(a < 0 ? -u : u)", "(b < 0 ? -u : u)"),
+        _BOUNDED + "A u = s {} / (fabs(a) + fabs(b) + eps);", "eps limit",
     ),
+    "sum_share_of_one": Formula(
+        "s y a", ("(a < 0 ? -u : u)",), _BOUNDED + "A u = s {} / (fabs(a) + eps);", "eps limit"
+    ),
+    "sum_share_of_total": Formula("s y total", ("s {} / (total + eps)",), _BOUNDED, "eps limit"),
     "times_sign": Formula("g a", ("(a < 0 ? -g : g)",)),
-    "times_signs": Formula("g a b", ("(a < 0 ? -g : g)", "(b < 0 ? -g : g)")),
     # products: what each factor takes
     "product_shares": Formula(
         "s a b", ("s * b * fabs(a) / sum", "s * a * fabs(b) / sum"), "A sum = fabs(a) + fabs(b) + eps;", "eps"
     ),
-    # functions with f(0) = c: the constant takes its absolute share; where it is 0, infinite or unknown, the identity rule
+    # functions with f(0) = c, which takes its absolute share
     "function_share": Formula(
-        "s g x y c",
-        ("(known > 0 ? slope * y * (rest < 0 ? A(-1) : A(1)) / sum : s * y / (x + (x < 0 ? -eps : eps)))",),
-        _CONSTANT + "A slope = (near > 0 ? g : s * rest / (x == 0 ? A(1) : x));",
-        "eps close",
+        "s g x y", ("slope * y * (rest < 0 ? A(-1) : A(1)) / (fabs(rest) + fabs(c) + eps)",),
+        "A rest = y - c; A near = close - fabs(x); A slope = (near > 0 ? g : s * rest / (x == 0 ? A(1) : x));",
+        "c eps close",
     ),
     "function_share_of_relevance": Formula(
-        "s g x y c", ("(known > 0 ? s * fabs(rest) / sum : s)",), _CONSTANT, "eps close"
+        "s y", ("s * fabs(rest) / (fabs(rest) + fabs(c) + eps)",), "A rest = y - c;", "c eps"
     ),
     # batch norms, y = scale·x + shift, the shift taking its absolute share
     "affine_absolute": Formula(
         "s x weight bias mean var",
-        ("s {times_y} * (x < 0 ? -fabs(scale) : fabs(scale)) / (fabs(scale * x) + fabs(shift) + stable)",),
+        ("s {} * (x < 0 ? -fabs(scale) : fabs(scale)) / (fabs(scale * x) + fabs(shift) + stable)",),
         "A scale = weight * rsqrt(var + eps); A shift = bias - mean * scale; A y = scale * x + shift;", "eps stable",
     ),
 }  # fmt: skip
@@ -92,66 +97,74 @@ for _suffix, _operands, _numbers, _bias in (
         f"gamma{_suffix}": Formula(
             f"s z q{_operands}",
             ("r * sgn", "r"),
-            "A sgn = A(z > 0) - A(z < 0); " + f"A r = sgn * sgn * s {{times_z}} / (fabs(z) + q + plus{_bias});",
+            "A sgn = A(z > 0) - A(z < 0); " + f"A r = sgn * sgn * s {{}} / (fabs(z) + q + plus{_bias});",
             f"plus{_numbers}",
         ),
         f"gamma_positive{_suffix}": Formula(
-            f"s z q{_operands}", (f"s {{times_z}} / (z + q + plus{_bias})",), numbers=f"plus{_numbers}"
+            f"s z q{_operands}", (f"s {{}} / (z + q + plus{_bias})",), numbers=f"plus{_numbers}"
         ),
         f"zplus{_suffix}": Formula(
-            f"s z q{_operands}", (f"s {{times_z}} / (fmax(z + q{_bias}, A(0)) + plus)",), numbers=f"plus{_numbers}"
+            f"s z q{_operands}", (f"s {{}} / (fmax(z + q{_bias}, A(0)) + plus)",), numbers=f"plus{_numbers}"
         ),
     }
 
-_compiled: dict[Any, Kernel] = {}
+_JITERATOR = torch.version.hip is None
+_compiled: dict[tuple[str, str], Kernel] = {}
 
 
 def serves(tensor: Tensor) -> bool:
     """Are there kernels for such a tensor?"""
-    return tensor.device.type == "cuda" and tensor.is_floating_point() and not torch.version.hip
+    return tensor.is_cuda and _JITERATOR and tensor.is_floating_point()
 
 
-def fused(name: str, *tensors: Tensor, **constants: Any) -> Any:
+@lru_cache(maxsize=4096)
+def _spreads(shape: torch.Size, wanted: torch.Size) -> bool:
+    """Can it be broadcast to that shape? `torch.broadcast_shapes` takes longer than the kernel."""
+    return len(shape) <= len(wanted) and all(a in (1, b) for a, b in zip(shape[::-1], wanted[::-1]))
+
+
+def fused(name: str, *tensors: Tensor, text: str = "", **numbers: float) -> Any:
     """A formula of these tensors in one kernel. None, where there is none: not on CUDA, several dtypes, or others than the
     first one's shape and what can be broadcast to it."""
     first = tensors[0]
     if not serves(first):
         return None
+    dtype, device, shape = first.dtype, first.get_device(), first.shape
     for tensor in tensors[1:]:
-        if tensor.dtype != first.dtype or tensor.device != first.device:
+        if tensor.dtype != dtype or tensor.get_device() != device:
             return None
-        if tensor.shape != first.shape and torch.broadcast_shapes(tensor.shape, first.shape) != first.shape:
+        if tensor.shape != shape and not _spreads(tensor.shape, shape):
             return None
-    numbers = {key: constants.pop(key) for key in FORMULAS[name].numbers.split()}
-    key = (name, *constants.items())
-    if key not in _compiled:
-        _compiled[key] = _compile(name, constants)
-    return _compiled[key](*tensors, **numbers)
+    kernel = _compiled.get((name, text))
+    if kernel is None:
+        assert numbers.keys() == set(FORMULAS[name].numbers.split()), name
+        kernel = _compiled[name, text] = _compile(name, text)
+    return kernel(*tensors, **numbers)
 
 
-def source(name: str, texts: dict[str, str]) -> str:
+def source(name: str, text: str) -> str:
     """The C++ of a formula, as torch's jiterator takes it."""
     formula = FORMULAS[name]
     operands, numbers = formula.operands.split(), formula.numbers.split()
-    outputs = [expression.format(**texts) for expression in formula.outputs]
+    outputs = [expression.format(text) for expression in formula.outputs]
     many = len(outputs) > 1
     taken = [f"T {operand}_" for operand in operands] + [f"double {number}_" for number in numbers]
     taken += [f"T& out{i}" for i in range(len(outputs))] if many else []
     return "\n".join(
         [
-            f"template <typename T> {'void' if many else 'T'} {name}_{crc32(repr(texts).encode())}({', '.join(taken)}) {{",
+            f"template <typename T> {'void' if many else 'T'} {name}_{crc32(text.encode())}({', '.join(taken)}) {{",
             f"typedef decltype({operands[0]}_ + 0.0f) A;",  # float for half types
             *(f"A {value} = static_cast<A>({value}_);" for value in (*operands, *numbers)),
-            formula.where.format(**texts),
+            formula.where.format(text),
             *([f"out{i} = T({output});" for i, output in enumerate(outputs)] if many else [f"return T({outputs[0]});"]),
             "}",
         ]
     )
 
 
-def _compile(name: str, texts: dict[str, str]) -> Kernel:
+def _compile(name: str, text: str) -> Kernel:
     formula = FORMULAS[name]
-    code, numbers = source(name, texts), dict.fromkeys(formula.numbers.split(), 0.0)
+    code, numbers = source(name, text), dict.fromkeys(formula.numbers.split(), 0.0)
     if len(formula.outputs) == 1:
         return torch.cuda.jiterator._create_jit_fn(code, **numbers)
     return torch.cuda.jiterator._create_multi_output_jit_fn(code, len(formula.outputs), **numbers)

@@ -31,11 +31,11 @@ class Here:
     stash: Any = None  # from `before` to `after`
     bias_coefficient: Tensor | None = None  # likewise, at the output's shape
     ratio: float = 1.0  # likewise, what magnitudes still have to be multiplied by
+    _times = 1.0  # what magnitudes are multiplied by
 
     def __init__(self, step: Step, values: Values) -> None:
         self.step, self.op, self._values = step, step.op, values
         self._operands: dict[int, Tensor] = {}
-        self._times = 1.0  # what magnitudes are multiplied by
         # the batch norm that is folded in, whose turn it is: after it what it saved is freed
         self._norm = None if step.fold is None else batch_norm(values.saved(step.fold))
 
@@ -85,9 +85,9 @@ class Here:
         made = None if self.op.fused is None else self.fused(self.op.fused(self.saved), s, self.saved.self)
         return s * self.op.ratio(self.saved) if made is None else made
 
-    def fused(self, name: str, *tensors: Tensor, **constants: Any) -> Any:
+    def fused(self, name: str, *tensors: Tensor, text: str = "", **numbers: float) -> Any:
         """The formula of that name in one kernel; None, where there is none for these tensors."""
-        return None if self._values.batched else fused(name, *tensors, **constants)
+        return None if self._values.batched else fused(name, *tensors, text=text, **numbers)
 
     def on_live(self, grads: Grads, edit: Callable[[Tensor], Tensor]) -> Grads:
         """Edit what goes to the live operands (of a product or linear map: to its live factors)."""
@@ -117,11 +117,6 @@ class Here:
         assert self.op.linear is not None
         return self.op.linear
 
-    @property
-    def live_factor(self) -> int:
-        """Which of the two factors is the signal."""
-        return self.step.factors.index(self.step.live_factors[0])
-
     @cached_property
     def _gain(self) -> float:
         return self.linear.gain(self.saved)
@@ -136,7 +131,7 @@ class Here:
         """Signal and weight in the operation's order."""
         x, w = (self.operand(position) for position in self.step.factors)
         if self._gain != 1:  # it belongs to the weight
-            x, w = (x, w * self._gain) if self.live_factor == 0 else (x * self._gain, w)
+            x, w = (x, w * self._gain) if self.step.live_factor == 0 else (x * self._gain, w)
         if self._norm is not None:
             w = w * self._channels(w, self._norm.scale)
         return x, w
@@ -208,18 +203,22 @@ class Here:
         return reduce_to(coefficient * factor, factor.shape).reshape(bias.shape)
 
     def product(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-        x, w, *rest = _same_dtype(x, w, *(() if bias is None else (bias,)))
+        dtype = x.dtype
+        if w.dtype != dtype or (bias is not None and bias.dtype != dtype):
+            x, w, *rest = _same_dtype(x, w, *(() if bias is None else (bias,)))
+            bias = rest[0] if rest else None
         if self._gain != 1:
             made = self.linear.product(self.saved, x, w) / self._gain
             return made if bias is None else made + self._spread(bias)
-        return self.linear.product(self.saved, x, w, *rest)
+        return self.linear.product(self.saved, x, w, bias)
 
     def transposed(self, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        u, x, w = _same_dtype(u, x, w)
-        made = self.linear.transposed(self.saved, self.live_factor, u, x, w)
+        if not u.dtype == x.dtype == w.dtype:
+            u, x, w = _same_dtype(u, x, w)
+        made = self.linear.transposed(self.saved, self.step.live_factor, u, x, w)
         return made if self._gain == 1 else made / self._gain
 
-    @property
+    @cached_property
     def has_kernels(self) -> bool:
         """Are there kernels for this map's values?"""
         return not self._values.batched and serves(self.operand(self.step.live_factors[0]))
@@ -235,21 +234,20 @@ class Here:
         """A formula of what arrives, of the output, and of `|x|·|W| + |b|`, which it adds up itself; None without kernels."""
         if not self.has_kernels:
             return None
-        values = s, self.output, self.magnitude(bias=False)
-        what: dict[str, Any] = {"plus": plus, "times_z": self.times("z")}
+        values, text = (s, self.output, self.magnitude(bias=False)), self.times("z")
         if not bias:
-            return self.fused(name, *values, **what)
-        what["times"], norm = self._times, self._norm
+            return fused(name, *values, text=text, plus=plus)
+        times, norm = self._times, self._norm
         if norm is None or norm.weight is None or self._shift is None or self._own_bias is not None:
-            return self.fused(f"{name}_bias", *values, self.bias, **what)
+            return fused(f"{name}_bias", *values, self.bias, text=text, plus=plus, times=times)
         folded = [self._spread(t) for t in (self._shift, norm.mean, norm.weight, norm.var)]
-        return self.fused(f"{name}_folded", *values, *folded, eps=norm.eps, **what)
+        return fused(f"{name}_folded", *values, *folded, text=text, plus=plus, times=times, eps=norm.eps)
 
     @cached_property
     def _absolute(self) -> tuple[Tensor, Tensor]:
         """Magnitudes of signal and weight in the operation's order; a signal that cannot be negative is its own."""
-        live = self.live_factor
-        signal, other = (self.operand(self.step.factors[i]) for i in (live, 1 - live))
+        live, factors = self.step.live_factor, self.step.factors
+        signal, other = self.operand(factors[live]), self.operand(factors[1 - live])
         signal = signal if self.step.nonnegative else signal.abs()
         weight = self._weight_magnitude(other)
         return (signal, weight) if live == 0 else (weight, signal)
@@ -270,9 +268,11 @@ class Here:
     @cached_property
     def _pieces(self) -> list[slice]:
         """Parts of a large weight's columns: a copy of all of it would be most of the memory that a rule takes."""
+        if self._norm is not None or not self.linear.columns or self.step.live_factor != 0:
+            return []
         w = self.operand(self.step.factors[1])
         size = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
-        if not self.linear.columns or self.live_factor != 0 or self._norm is not None or w.numel() <= size:
+        if w.numel() <= size:
             return []
         width = max(1, size * w.shape[-1] // w.numel())
         return [slice(start, start + width) for start in range(0, w.shape[-1], width)]
@@ -315,7 +315,5 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
 
 def _same_dtype(*tensors: Tensor) -> list[Tensor]:
     """Under autocast the factors of one product may differ: take the widest."""
-    if all(tensor.dtype == tensors[0].dtype for tensor in tensors):
-        return list(tensors)
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return [tensor.to(dtype) for tensor in tensors]

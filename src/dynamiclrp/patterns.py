@@ -170,10 +170,12 @@ def first_layers(graph: Graph) -> frozenset[int]:
 def nonnegative(graph: Graph) -> frozenset[Ref]:
     """Tensors that cannot be negative, as behind a rectifier and its pools and views."""
     found: set[Ref] = set()
+    attributes = dict(graph.attributes)
     for node, edges in enumerate(graph.edges):
         name, kind = graph.name(node), _kind(graph, node)
         moved = (kind is Kind.POOL or name in _SIGN_PRESERVING) and all(ref in found for ref in edges)
-        if name in _NONNEGATIVE or moved:
+        even = name == "Pow" and attributes.get(node, (None,))[0] in (2, 4)
+        if name in _NONNEGATIVE or moved or even:
             found.add((node, 0))
     return frozenset(found)
 

@@ -34,7 +34,7 @@ class Step:
         None  # the sum above this linear map that adds its bias, and the bias' position there
     )
     has_bias: bool = False
-    nonnegative: bool = False  # the live factor of a linear map cannot be negative
+    nonnegative: bool = False  # the live factor of a linear map, or what a sum runs over, cannot be negative
     rectified: bool = False  # the output is taken from the rectifier above: it equals it where relevance arrives
     form: str = "s"  # what arrives
     convert: bool = False  # what arrives is R, and the rule wants s
@@ -50,19 +50,19 @@ class Step:
         """A copy with other decisions; `dataclasses.replace` would be most of a plan's time."""
         made = object.__new__(Step)
         made.__dict__.update(self.__dict__, **what)
-        for name in ("edits", "hooks", "prepared", "live_factors"):
+        for name in _WORKED_OUT:
             made.__dict__.pop(name, None)
         return made
 
     def needs(self, position: int) -> bool:
         return position in self.places
 
-    @property
+    @cached_property
     def bias(self) -> int:
         """The position of the operand that a linear map adds."""
         return self.op.linear.bias if self.op.linear and self.op.linear.bias is not None else FOLD_BIAS
 
-    @property
+    @cached_property
     def factors(self) -> tuple[int, ...]:
         """Positions of the operands that are multiplied."""
         return self.op.linear.factors if self.op.linear else self.op.factors
@@ -73,6 +73,11 @@ class Step:
         if self.op.linear or self.op.kind is Kind.PRODUCT:
             return tuple(i for i in self.live if i in self.factors)
         return self.live
+
+    @cached_property
+    def live_factor(self) -> int:
+        """Which of a linear map's two factors is the signal."""
+        return self.factors.index(self.live_factors[0])
 
     @property
     def parts(self) -> int:
@@ -102,3 +107,6 @@ class Step:
         """Does the step hook in before, after the native backward?"""
         before, after = self.edits
         return before or self.convert, after or bool(self.multiply)
+
+
+_WORKED_OUT = [name for name, value in vars(Step).items() if isinstance(value, cached_property)]

@@ -23,13 +23,22 @@ def _gelu_ratio(n: Any) -> Tensor:
 
 def _kind_of_power(exponent: Any) -> Kind:
     """Below 1 the power of 0, or its slope there, is infinite: a root or a reciprocal is no activation."""
+    if exponent == 0:
+        return Kind.CONSTANT
     return Kind.ACTIVATION if not isinstance(exponent, complex) and exponent >= 1 else Kind.FUNCTION
 
 
 def _power_ratio(n: Any) -> Tensor:
+    if n.exponent == 2:
+        return n.self.conj() if n.self.is_complex() else n.self
     ratio = n.self.pow(n.exponent - 1)
     ratio = ratio if _kind_of_power(n.exponent) is A else torch.where(n.self == 0, 0, ratio)  # infinite at 0
     return ratio.conj() if ratio.is_complex() else ratio
+
+
+def _wide(y: Tensor) -> Tensor:
+    """Powers of half types would overflow."""
+    return y.float() if y.dtype in (torch.float16, torch.bfloat16) else y
 
 
 def _rrelu(n: Any, x: Tensor) -> Tensor:
@@ -85,5 +94,7 @@ row("Log1PBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.log1p())
 row("Expm1Backward0", A, result="result", forward=lambda n, x: x.expm1())
 row("CosBackward0", N, saved=KEEPS_INPUT, forward=lambda n, x: x.cos())
 row("SqrtBackward0", N, result="result", forward=lambda n, x: x.sqrt())
-row("RsqrtBackward0", N, result="result", forward=lambda n, x: x.rsqrt())
-row("ReciprocalBackward0", N, result="result", forward=lambda n, x: x.reciprocal())
+row("RsqrtBackward0", N, result="result", forward=lambda n, x: x.rsqrt(), ratio=lambda n: _wide(n.result) ** 3)
+row(
+    "ReciprocalBackward0", N, result="result", forward=lambda n, x: x.reciprocal(), ratio=lambda n: _wide(n.result) ** 2
+)

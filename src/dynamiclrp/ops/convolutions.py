@@ -7,16 +7,22 @@ from torch import Tensor
 
 from .table import Kind, LinearMap, row
 
+_GEOMETRY = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+
 
 def _geometry(n: Any) -> tuple[Any, ...]:
     """Stride, padding, dilation, transposed, output padding, groups; a backend's variant may lack some of them."""
-    key = (_geometry, n.node)
-    if key not in n.scratch:
-        stride = n.stride
-        dilation = getattr(n, "dilation", (1,) * len(stride))
-        output_padding = getattr(n, "output_padding", (0,) * len(stride))
-        n.scratch[key] = stride, n.padding, dilation, _is_transposed(n), output_padding, getattr(n, "groups", 1)
-    return n.scratch[key]
+    made = n.scratch.get(n.node)
+    if made is None:
+        try:
+            made = n.numbers(_GEOMETRY)
+        except AttributeError:
+            stride = n.stride
+            dilation = getattr(n, "dilation", (1,) * len(stride))
+            output_padding = getattr(n, "output_padding", (0,) * len(stride))
+            made = stride, n.padding, dilation, _is_transposed(n), output_padding, getattr(n, "groups", 1)
+        n.scratch[n.node] = made
+    return made
 
 
 def _is_transposed(n: Any) -> bool:
@@ -49,7 +55,7 @@ _CONVOLUTION: dict[str, Any] = {
     "forward": _convolve,
     "linear": LinearMap(
         (0, 1), _convolve, _convolve_transposed, bias=2, channels=_filters,
-        spread=lambda n, b: b.reshape(-1, *[1] * (len(n.shape) - 2)),
+        spread=lambda n, b: b.reshape(-1, *[1] * len(_geometry(n)[0])),
     ),
     "signature": _signature,
     "absent": lambda signature: () if signature[0] else (2,),

@@ -55,7 +55,7 @@ def _batch_norm_fixed(n: Any, s: Tensor) -> Tensor:
 
 
 def _eps(n: Any) -> float:
-    return n.eps if hasattr(n.node, "_saved_eps") else n.epsilon  # cuDNN's and MIOpen's name
+    return n.eps if hasattr(type(n), "eps") else n.epsilon  # cuDNN's and MIOpen's name
 
 
 def _in_training(n: Any) -> bool:
@@ -64,7 +64,7 @@ def _in_training(n: Any) -> bool:
     return "WithUpdate" in name or (n.training if hasattr(n.node, "_saved_training") else False)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BatchNorm:
     """A batch norm in eval mode, one number a channel: y = (x - mean) · scale + shift."""
 

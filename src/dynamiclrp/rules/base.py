@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,12 @@ def stabilise(denominator: Tensor, eps: float) -> Tensor:
 
 def usable(eps: float, like: Tensor) -> float:
     """An eps that does not underflow in the tensor's dtype."""
-    return max(eps, torch.finfo(like.dtype).tiny)
+    return max(eps, _tiny(like.dtype))
+
+
+@cache
+def _tiny(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).tiny
 
 
 def sign(x: Tensor) -> Tensor:

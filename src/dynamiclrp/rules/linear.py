@@ -106,14 +106,17 @@ class Epsilon(LinearRule):
     def before(self, here: Here, s: Tensor) -> Tensor:
         if here.carries_s and self.top == 1 and not (self.bias == "absolute" and here.step.has_bias):
             # z / stab(z), which is 0 for z = 0 and 1 for an infinite z (an additive mask)
-            return s / (usable(self.eps, s) / here.output.abs()).add_(1)
+            eps, z = usable(self.eps, s), here.output
+            made = here.fused("epsilon", s, z, eps=eps)
+            return s / (eps / z.abs()).add_(1) if made is None else made
         if self.bias == "absolute" and self.top == 1 and here.step.has_bias and not here.wants_bias:
             z, bias = here.output, here.bias
-            made = here.fused("epsilon_absolute", s, z, bias, eps=usable(self.eps, s), times_z=here.times("z"))
+            made = here.fused("epsilon_absolute", s, z, bias, text=here.times("z"), eps=usable(self.eps, s))
             if made is not None:
                 return made
         r, z = self.relevance(here, s)
-        return r / stabilise(z, self.eps)
+        made = here.fused("epsilon_of_relevance", r, z, eps=usable(self.eps, r))
+        return r / stabilise(z, self.eps) if made is None else made
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.give_bias(here, grads)
@@ -172,6 +175,10 @@ class Gamma(_SignedRule):
         part = depth**0.5
         return Gamma(self.gamma ** (1 - part) * self.last**part, self.eps, self.bias, self.top)
 
+    def prepare(self, step: Step) -> bool:
+        """Is z known to be positive where relevance arrives?"""
+        return step.rectified and not (self.bias == "absolute" and step.has_bias)
+
     def before(self, here: Here, s: Tensor) -> Tensor:
         u, here.stash = self._parts(here, s)
         if here.wants_bias and self.bias == "proportional":
@@ -182,9 +189,8 @@ class Gamma(_SignedRule):
     def _parts(self, here: Here, s: Tensor) -> tuple[Tensor, Tensor]:
         """What goes back through W, and what through |W|."""
         # the denominator has the sign of z and the magnitude (1 + γ/2) d; nothing goes where z is 0
-        eps = usable(self.eps / (1 + self.gamma / 2), s)
+        eps, positive = usable(self.eps / (1 + self.gamma / 2), s), here.step.prepared
         ratio = here.ratio = here.take_factor(self._ratio) if self.gamma else 1.0
-        positive = here.step.rectified and not (self.bias == "absolute" and here.step.has_bias)
         if self.gamma and self.plain(here):
             made = here.fused_magnitude("gamma_positive" if positive else "gamma", s, here.step.has_bias, eps)
             if made is not None:
@@ -300,7 +306,7 @@ class WSquare(_FirstLayerRule):
 
     def distribute(self, here: Here, r: Tensor) -> Tensor:
         x, w = here.factors
-        x, w = (torch.ones_like(x), w**2) if here.live_factor == 0 else (x**2, torch.ones_like(w))
+        x, w = (torch.ones_like(x), w**2) if here.step.live_factor == 0 else (x**2, torch.ones_like(w))
         d = here.product(x, w)
         if here.step.has_bias:
             d = d + here.bias**2
@@ -331,7 +337,7 @@ class Box(_FirstLayerRule):
 
     def distribute(self, here: Here, r: Tensor) -> Tensor:
         factors = list(here.factors)
-        i = here.live_factor
+        i = here.step.live_factor
         x, w = factors[i], factors[1 - i]
         low, high = (bound.expand_as(x) for bound in self._bounds(here, x))
         parts = [(x - low, w.clamp(min=0)), (x - high, w.clamp(max=0))]

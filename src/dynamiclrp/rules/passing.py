@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -84,31 +85,40 @@ class FunctionShare(Identity):
     kinds = frozenset({"function"})
 
     def needs(self, step: Step) -> Iterable[int]:
-        return super().needs(step) if step.op.forward is None else (OUT, 0)
+        closed = step.op.forward is None or step.op.ratio is not None  # which have no f(0)
+        return super().needs(step) if closed else (OUT, 0)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        if here.op.forward is None or s.is_complex():  # a complex number has no sign
+        if here.op.forward is None or here.op.ratio is not None or s.is_complex():  # a complex number has no sign
             return super().after(here, grads, s)
+        constant = here.replay(torch.zeros((), dtype=torch.float64))
+        if constant.dim() or constant.device.type != "cpu":  # a function of more than its input, such as a parameter
+            known = constant.isfinite() & (constant != 0)
+            shared = self._share(here, _given(grads[0]), s, torch.where(known, constant, 0).to(s.dtype))
+            return _first_only(grads, torch.where(known, shared, _given(super().after(here, grads, s)[0])))
+        c = float(constant)
+        if c == 0 or not math.isfinite(c):
+            return super().after(here, grads, s)
+        return _first_only(grads, self._share(here, _given(grads[0]), s, c))
+
+    def _share(self, here: Here, g: Tensor, s: Tensor, c: Any) -> Tensor:
+        """What x takes, of a function with f(0) = c."""
         x, y = here.operand(0), here.output
-        constant = here.replay(torch.zeros_like(x))
-        close = (
-            torch.finfo(x.dtype).eps ** 0.5
-        )  # to 0: the secant is the tangent there, and rounding would spoil the difference
-        if self.eps and grads[0] is not None:
-            name = "function_share_of_relevance" if here.step.form == "R" else "function_share"
-            made = here.fused(name, s, grads[0], x, y, constant, eps=usable(self.eps, s), close=close)
-            if made is not None:
-                return _first_only(grads, made)
-        known = constant.isfinite() & (constant != 0)
-        constant = torch.where(known, constant, 0)
-        rest = y - constant
-        total = rest.abs() + constant.abs()
-        total = total + usable(self.eps, total)
-        if here.step.form == "R":
-            return _first_only(grads, torch.where(known, s * rest.abs() / total, s))
-        slope = torch.where(x.abs() < close, _given(grads[0]), s * rest / torch.where(x == 0, 1, x))
-        passed = torch.where(known, slope * y * sign(rest) / total, self._divide(s * y, x))
-        return _first_only(grads, passed)
+        # near 0 the secant is the tangent, and rounding would spoil the difference
+        eps, close = usable(self.eps, s), torch.finfo(x.dtype).eps ** 0.5
+        of_relevance, made = here.step.form == "R", None
+        if isinstance(c, float) and of_relevance:
+            made = here.fused("function_share_of_relevance", s, y, c=c, eps=eps)
+        elif isinstance(c, float):
+            made = here.fused("function_share", s, g, x, y, c=c, eps=eps, close=close)
+        if made is not None:
+            return made
+        rest = y - c
+        total = rest.abs() + (abs(c) + eps)
+        if of_relevance:
+            return s * rest.abs() / total
+        slope = torch.where(x.abs() < close, g, s * rest / torch.where(x == 0, 1, x))
+        return slope * y * sign(rest) / total
 
 
 @dataclass(frozen=True)
@@ -207,8 +217,8 @@ class Affine(Rule):
         norm = batch_norm(here.saved)
         if norm.weight is not None and bias is not None and all(g is None for g in grads[1:]):
             values = [t.reshape(shape) for t in (norm.weight, bias, norm.mean, norm.var)]
-            stable, times_y = usable(self.eps, s), here.times("y")
-            made = here.fused("affine_absolute", s, x, *values, eps=norm.eps, stable=stable, times_y=times_y)
+            stable = usable(self.eps, s)
+            made = here.fused("affine_absolute", s, x, *values, text=here.times("y"), eps=norm.eps, stable=stable)
             if made is not None:
                 return [made, *grads[1:]]
         shift = -norm.mean * norm.scale if bias is None else bias - norm.mean * norm.scale

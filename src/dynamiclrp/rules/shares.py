@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,41 +29,59 @@ class AbsoluteShare(Rule):
     needs_parameters = True
     kinds = frozenset({"sum", "pool"})
 
+    def edits(self, step: Step) -> tuple[bool, bool]:
+        # what cannot be negative is its own magnitude: the native backward shares just so
+        native = step.op.weights is None and step.nonnegative and step.form == "s"
+        return not native, not native
+
     def needs(self, step: Step) -> Iterable[int]:
-        return (OUT, *step.sharers)
+        return (OUT, *step.sharers) if any(self.edits(step)) else ()
 
     def takes_relevance(self, step: Step) -> bool:
         return True
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         values = {i: here.operand(i) for i in here.step.sharers}
-        if here.op.weights is not None:
-            factors = here.op.weights(here.saved)
-            values = {i: value if factors[i] == 1 else value * factors[i] for i, value in values.items()}
-            here.stash = values
-            if len(values) == 2:
-                eps, limit = usable(self.eps, s), torch.finfo(s.dtype).max
-                made = here.fused(
-                    "sum_share", s, here.output, *values.values(), eps=eps, limit=limit, times_y=here.times("y")
-                )
-                if made is not None:
-                    return made
-            total = reduce(torch.add, [value.abs() for value in values.values()])
-        else:  # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
+        if here.op.weights is None:
+            # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
             here.stash = values
             total = here.replay(values[0].abs())
+            made = self._fused(here, "sum_share_of_total", s, total)
+            return self._share(here, s, total) if made is None else made
+        factors = here.op.weights(here.saved)
+        here.stash = values = {i: v if factors[i] == 1 else v * factors[i] for i, v in values.items()}
+        made = None
+        if len(values) == 1:
+            made = self._fused(here, "sum_share_of_one", s, *values.values())
+            here.stash = values if made is None else None  # it has its sign
+        elif len(here.step.live) == 2 and all(v.shape == s.shape and factors[i] == 1 for i, v in values.items()):
+            both = self._fused(here, "sum_shares", s, *values.values())
+            if both is not None:  # what `after` hands down: the native backward of such a sum does nothing
+                here.stash = both
+                return s
+        elif len(values) == 2:
+            made = self._fused(here, "sum_share", s, *values.values())
+        if made is not None:
+            return made
+        return self._share(here, s, reduce(torch.add, [value.abs() for value in values.values()]))
+
+    def _share(self, here: Here, s: Tensor, total: Tensor) -> Tensor:
         return here.relevance(s, bounded(here.output)) / (total + usable(self.eps, total))
 
+    def _fused(self, here: Here, name: str, s: Tensor, *values: Tensor) -> Any:
+        limit = torch.finfo(s.dtype).max
+        return here.fused(name, s, here.output, *values, text=here.times("y"), eps=usable(self.eps, s), limit=limit)
+
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        if here.stash is None:
+            return grads
+        if isinstance(here.stash, tuple):
+            return list(here.stash)
+
         def signed(g: Tensor, value: Tensor) -> Tensor:
             made = here.fused("times_sign", g, value)
             return g * sign(value) if made is None else made
 
-        first, second = [*grads, None, None][:2]
-        if first is not None and first is second:  # both summands are handed the very same
-            made = here.fused("times_signs", first, here.stash[0], here.stash[1])
-            if made is not None:
-                return list(made)
         return [None if g is None else signed(g, here.stash[i]) for i, g in enumerate(grads)]
 
     def conserves(self, step: Step) -> bool:
