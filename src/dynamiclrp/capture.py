@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -221,7 +220,6 @@ def capture(
     types = tuple(map(type, found))
     if any(kind.__name__ == "CppFunction" for kind in set(types)):
         types = tuple(map(_node_type, found))
-    _refuse_opaque(set(types))
     structure = _structure(types, tuple(shape), width)
     handles = tuple([found[place] for place in structure.order])
     attributes: list[tuple[int, tuple[Any, ...]]] = []
@@ -241,7 +239,9 @@ def capture(
         handles=handles,
         places=places,
     )
-    return replace(graph, inputs=tuple(_input_ref(number, tensor, graph) for number, tensor in enumerate(inputs)))
+    if not inputs:
+        return graph
+    return graph.changed(inputs=tuple(_input_ref(number, tensor, graph) for number, tensor in enumerate(inputs)))
 
 
 _lock = threading.Lock()
@@ -256,6 +256,7 @@ def _structure(types: tuple[type, ...], shape: tuple[int, ...], roots: int) -> S
     known = _structures.get(key)
     if known is not None:
         return known
+    _refuse_opaque(set(types))
     operands: list[list[tuple[int, int] | None]] = [[]]
     for item in shape:
         if item == _NEXT:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .attribution import Attribution
 from .errors import CaptureError, LRPError
-from .explainer import judge, verdict
+from .explainer import judge, largest
 from .forward import Call
 from .parameters import Inventory
 from .targets import Seed, Target, seed_for
@@ -103,11 +103,13 @@ class Captured:
         with torch.cuda.graph(self._forward, pool=pool, stream=stream):
             forward, self.plan = explainer.forward(call)
             self._seed = seed_for(forward.output, None)  # that of the default target; others are copied into it
+        # where the GPU says how large the relevance of each input is: read without one more copy
+        self._largest = torch.empty(len(forward.graph.inputs), pin_memory=True)
         with torch.cuda.graph(self._relevance, pool=pool, stream=stream):
             # several targets share one forward pass: its values must stay
             found = forward.relevance(self.plan, self._seed, retain_graph=many)
             self._shown = forward.shown(found)
-            self._verdict = verdict([self._seed], found)
+            self._largest.copy_(largest(found), non_blocking=True)
         self._output = forward.output.detach()
         # held, so that a replay never reads memory that was given back
         self._weights = _weights(explainer.model)
@@ -143,10 +145,11 @@ class Captured:
         # copied before anything is waited for; the next replay overwrites them
         relevances, layers = ({name: r.clone() for name, r in shown.items()} for shown in self._shown)
         output, handed = self._output.clone(), self._seed.relevance.clone()
-        largest = self._verdict.tolist()
-        if seed is not None and not seed.good.any():
+        torch.cuda.current_stream().synchronize()
+        seed = seed or self._seed
+        if seed.good is not None and not seed.good.any():
             raise seed.error()
-        if not judge([self._seed] if seed is None else [], largest):
+        if not judge(seed, self._largest.tolist()):
             return None
         return Attribution(relevances, layers, output, target, handed, self.plan, self.preset)
 

@@ -22,7 +22,7 @@ from .attribution import Attribution
 from .capture import leaf_id
 from .collector import paused_collector
 from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
-from .forward import Call, Forward
+from .forward import Call, Forward, recording
 from .graph import Graph
 from .ledger import Ledger, Locator
 from .ops import OPS
@@ -109,10 +109,11 @@ class Explainer:
     def __call__(
         self, *args: Any, target: Target = None, layers: Sequence[str] = (), ledger: bool = False, **kwargs: Any
     ) -> Attribution:
-        with torch.inference_mode(False), paused_collector():
+        with recording():
             if self.cuda_graph and not ledger:  # a ledger reads numbers on the way
                 return next(self._replayed(args, kwargs, [target], layers))
-            return self._explain(self.call(args, kwargs, layers), target, ledger)
+            with paused_collector():
+                return self._explain(self.call(args, kwargs, layers), target, ledger)
 
     def _explain(self, call: Call, target: Target, ledger: bool) -> Attribution:
         warn_training(self.model, call.inventory.training)
@@ -147,7 +148,7 @@ class Explainer:
         targets = list(targets)
         if at_once < 1:
             raise ValueError(f"at_once={at_once}: expected at least 1")
-        with torch.inference_mode(False):
+        with recording():
             if not targets:
                 return
             if self.cuda_graph:
@@ -211,7 +212,8 @@ class Explainer:
         key, owner = key_of(args, kwargs, layers, many=len(targets) > 1), object()
 
         def capture() -> Captured:
-            made = self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=len(targets) > 1)
+            with paused_collector():
+                made = self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=len(targets) > 1)
             while len(self._captures) > _CAPTURES:
                 self._captures.popitem(last=False)
             return made
@@ -264,25 +266,30 @@ class Report:
         return head if self.plan is None else f"{head}\n{self.plan}"
 
 
-def verdict(seeds: Sequence[Seed], found: Sequence[Tensor]) -> Tensor:
-    """On the device: the largest magnitude of what each seed must not leave at zero, and of each relevance (nan or infinite
-    if any is)."""
-    good = [seed.good if seed.good.numel() else seed.good.new_zeros(1) for seed in seeds]
-    values = [t.to(found[0].device) for t in (*good, *found) if t.numel()]
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """On the device: the largest magnitude in each tensor; nan or infinite, if any is."""
+    if len(tensors) == 1 and tensors[0].numel():
+        return torch.linalg.vector_norm(tensors[0], torch.inf).reshape(1)
+    values = [t.to(tensors[0].device) if t.numel() else t.new_zeros(1, device=tensors[0].device) for t in tensors]
     return torch.stack(torch._foreach_norm(values, torch.inf))
 
 
 def sound(seeds: Sequence[Seed], found: Sequence[Tensor]) -> bool:
     """Is all relevance finite? Raises what is wrong with the seeds. The one place that waits for the device."""
-    return judge(seeds, verdict(seeds, found).tolist())
-
-
-def judge(seeds: Sequence[Seed], largest: Sequence[float]) -> bool:
-    """What a verdict says, once it is there."""
-    for seed, good in zip(seeds, largest):
+    several = len(seeds) > 1
+    flags = [seed.coefficient if seed.good is None else seed.good for seed in seeds if several or seed.good is not None]
+    told = largest([*flags, *found]).tolist()
+    for seed, good in zip(seeds, told[: len(flags)]):
         if good == 0:
             raise seed.error()
-    return all(map(math.isfinite, largest))
+    return judge(seeds[0], told[len(flags) :])
+
+
+def judge(seed: Seed, told: Sequence[float]) -> bool:
+    """Are all magnitudes finite? Where there is nothing at all, the seed is looked at, unless it is the caller's own."""
+    if seed.good is None and not any(told) and not seed.coefficient.any():
+        raise seed.error()
+    return all(map(math.isfinite, told))
 
 
 def one_of(on_missing: str) -> str:

@@ -34,6 +34,12 @@ from .scripted import unscripted
 from .targets import Seed, Target, unwrap
 
 
+def recording() -> Any:
+    """Autograd on, whatever the caller has switched off. To ask costs less than to switch in any case."""
+    on = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    return nullcontext() if on else torch.inference_mode(False)
+
+
 def graph_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor | GradientEdge]) -> Graph:
     """Capture with what the table of operations asks for."""
     return capture(outputs, inputs, OPS)
@@ -190,7 +196,7 @@ class Call:
         self.following.__exit__(*error)
 
     def run(self, record: bool) -> Forward:
-        with torch.inference_mode(False):
+        with recording():
             for freeze, track in ((True, False), (False, False), (False, True)):
                 if track and not self.integers:
                     break
@@ -241,7 +247,7 @@ class Call:
         recorder = Recorder() if record else None
         tracker = Tracker(self.integers) if track else None
         self.following.follow(freeze)
-        with self._watch(watched, ranges):
+        with self._watch(watched, ranges) if self.layers or self.preset.modules else nullcontext():
             with torch.enable_grad(), primitive_recurrence(self.inventory.modules):
                 with recorder or nullcontext(), tracker or nullcontext():
                     raw = self._forward()
@@ -261,11 +267,8 @@ class Call:
         tracker: Tracker | None,
     ) -> Forward | None:
         whole = graph_of([output], [])
-        sources = [
-            Explained(name, (gradient_edge(x),), (x,))
-            for name, x in self.floats.items()
-            if whole.find(gradient_edge(x).node) is not None
-        ]
+        edges = [(name, x, gradient_edge(x)) for name, x in self.floats.items()]
+        sources = [Explained(name, (edge,), (x,)) for name, x, edge in edges if whole.find(edge.node) is not None]
         sources += self._lookups(whole, tracker)
         if not sources:
             return None
@@ -278,14 +281,13 @@ class Call:
                 f"layers {missing} did not contribute to the output with a tensor that requires gradients"
             )
         layers = tuple(watched[name] for name in self.layers)
-        graph = replace(
-            whole,
+        graph = whole.changed(
             inputs=tuple(whole.ref(edge) for source in (*sources, *layers) for edge in source.edges),
             watched=frozenset(whole.ref(edge) for layer in layers for edge in layer.edges),
             modules=_labels(whole, ranges) if self.preset.modules else None,
         )
         if recorder is not None:
-            graph = replace(graph, calls=recorder.by_node(graph))
+            graph = graph.changed(calls=recorder.by_node(graph))
         return Forward(output, graph, tuple(sources), layers)
 
     def _lookups(self, graph: Graph, tracker: Tracker | None) -> list[Explained]:

@@ -61,10 +61,11 @@ class Following:
             for parameter, flag in self._before.values():
                 parameter.requires_grad_(flag)
             self._before.clear()
-            with torch.no_grad():
-                for buffer, value in self._statistics:  # batch norms in training mode move their running statistics
-                    buffer.data.copy_(value)  # autograd may have saved the buffer: no new version
-            self._statistics.clear()
+            if self._statistics:
+                with torch.no_grad():
+                    for buffer, value in self._statistics:  # batch norms in training mode move their running statistics
+                        buffer.data.copy_(value)  # autograd may have saved the buffer: no new version
+                self._statistics.clear()
         finally:
             _one_at_a_time.release()
 

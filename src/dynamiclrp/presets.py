@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from .errors import PresetError
@@ -61,6 +62,16 @@ class Preset:
     def __post_init__(self) -> None:
         self._kinds.update(self.kinds)
         self._ops.update(self.ops)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.kinds, self.ops, self.modules))
+
+    def __hash__(self) -> int:  # every call asks for the plan of its preset
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes of other processes differ
+        return Preset, (self.name, self.kinds, self.ops, self.modules)
 
     def __or__(self, overrides: Mapping[str, Rule]) -> Preset:
         known = {op_name(name) for name in OPS}

@@ -21,10 +21,10 @@ Target = int | Sequence[Any] | Tensor | Callable[[Tensor], Tensor] | None
 class Seed:
     """Relevance at an output, and the coefficient s that carries it: relevance = output · s."""
 
-    coefficient: Tensor
+    coefficient: Tensor  # all zeros if there is nothing to hand back
     relevance: Tensor
-    good: Tensor  # on the device, all zeros if there is nothing to hand back, or no value to carry some of it
     error: Callable[[], LRPError]  # what to say then
+    good: Tensor | None = None  # on the device, 0 if there is no value to carry some of it, where that may be
 
 
 def unwrap(output: Any) -> Tensor:
@@ -58,7 +58,6 @@ def seed_for(output: Tensor, target: Target) -> Seed:
     return Seed(
         torch.ne(relevance, 0, out=torch.empty_like(relevance)),
         relevance,
-        relevance,
         lambda: ZeroOutputError(
             f"the output is exactly zero at {where} (output shape {tuple(relevance.shape)}): there is no score to hand back. "
             "Choose another target, or explain a score before the operation that made it zero."
@@ -75,11 +74,11 @@ def given_seed(seed: Tensor, output: Tensor) -> Seed:
     return Seed(
         torch.where(seed == 0, 0, seed / torch.where(values == 0, 1, values)),
         torch.where(nowhere, 0, seed),
-        (~nowhere.any()).to(values.dtype),
         lambda: ZeroOutputError(
             f"{int(nowhere.sum())} of {int((seed != 0).sum())} seeded elements are where the output is exactly zero; "
             "relevance is handed back in proportion to values, so it has nowhere to go. Seed only where the output is not zero."
         ),
+        (~nowhere.any()).to(values.dtype),
     )
 
 
@@ -99,7 +98,6 @@ def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor]) -> Seed:
     return Seed(
         gradient,
         torch.where(gradient == 0, 0, values * gradient),  # where nothing was asked for values may be infinite (a mask)
-        gradient,
         lambda: ZeroOutputError(
             "the target callable chose only scores that are exactly zero: there is nothing to hand back"
         ),

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .table import Kind, LinearMap, row
 
+_SIGNATURE = ("bias_sym_sizes_opt", "transposed")
 _GEOMETRY = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 
 
@@ -45,10 +46,10 @@ def _filters(w: Tensor, channels: Tensor) -> Tensor:
 def _signature(n: Any) -> tuple[bool, bool]:
     """Whether there is a bias, and whether the convolution is transposed."""
     try:
-        bias = n.bias_sym_sizes_opt
+        bias, transposed = n.numbers(_SIGNATURE)
     except AttributeError:  # a variant that does not say may have had one, unless it takes none
-        bias = (1,) * (len(n.node.next_functions) - 2)
-    return bool(bias) and bias != (0,), _is_transposed(n)
+        bias, transposed = (1,) * (len(n.node.next_functions) - 2), _is_transposed(n)
+    return bool(bias) and bias != (0,), transposed
 
 
 _CONVOLUTION: dict[str, Any] = {

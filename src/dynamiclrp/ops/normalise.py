@@ -61,7 +61,7 @@ def _eps(n: Any) -> float:
 def _in_training(n: Any) -> bool:
     """Batch statistics? Some variants of batch norm say so by their name."""
     name = type(n.node).__name__
-    return "WithUpdate" in name or (n.training if hasattr(n.node, "_saved_training") else False)
+    return "WithUpdate" in name or (n.training if hasattr(type(n), "training") else False)
 
 
 @dataclass(eq=False)
