@@ -148,7 +148,7 @@ def test_undo_gives_back_the_operand(case):
     call = Call(case)
     (operand,) = call.operands
     back = call.op.undo(Saved(call.node), call.outputs[0].detach(), operand.shape)
-    assert_equal(back, operand, exact=True)
+    assert_equal(back, operand, exact=call.op.kind is Kind.MOVEMENT)  # a root is undone by arithmetic
 
 
 @parametrise("sample", [sample for sample in every() if OPS[sample.node].join is not None])

@@ -105,6 +105,8 @@ def is_exact(plan: dlrp.Plan, graph: dlrp.Graph, key: tuple) -> bool:
         match source:
             case Rest():
                 return False
+            case Undo(node) if graph.name(node) in ("Sqrt", "Rsqrt", "Reciprocal"):
+                return False
             case Replay(node) if graph.types[node].__name__ in ANOTHER_KERNEL:
                 return False
         stack += [operand for operand in source.operands if operand not in seen]
@@ -406,12 +408,8 @@ def test_promised_values_of_transformers_where_parameters_require_gradients(name
     arguments = text_arguments(name, model, embedded=True)
     with watch.truth:
         output = model(**arguments).logits
-    if preset == "dynamic" and name in ("llama", "t5"):  # the epsilon of RMSNorm is added, which leaves no trace
-        with pytest.raises(dlrp.LostActivationError, match="Add"):
-            watch.relevance(output, arguments["inputs_embeds"], preset)
-    else:
-        watch.relevance(output, arguments["inputs_embeds"], preset)
-        assert sum(watch.compared.values()) > 0
+    watch.relevance(output, arguments["inputs_embeds"], preset)
+    assert sum(watch.compared.values()) > 0
 
 
 @pytest.mark.parametrize("preset", PRESETS)

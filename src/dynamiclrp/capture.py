@@ -204,18 +204,18 @@ def capture(
     places: dict[Any, int] = {}  # holding the wrappers keeps their identity stable during the walk
     for root, _ in roots:
         places.setdefault(root, len(places))
-    found, shape, width = list(places), [], len(places)
+    found, shape, width = list(places), list[int](), len(places)
+    count, places[None] = width, _CONSTANT
+    place_of, find, note = places.setdefault, found.append, shape.append
     for node in found:  # which grows on the way
         for operand, number in node.next_functions:
-            place = places.get(operand)
-            if place is None:
-                if operand is None:
-                    shape.append(_CONSTANT)
-                    continue
-                place = places[operand] = len(found)
-                found.append(operand)
-            shape.append(place + (number << 32) if number else place)
-        shape.append(_NEXT)
+            place = place_of(operand, count)
+            if place == count:
+                find(operand)
+                count += 1
+            note(place + (number << 32) if number else place)
+        note(_NEXT)
+    del places[None]
 
     types = tuple(map(type, found))
     if any(kind.__name__ == "CppFunction" for kind in set(types)):

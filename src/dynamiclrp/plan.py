@@ -68,7 +68,8 @@ class Plan:
         """Nodes whose saved values are read."""
         nodes = {step.node for step in self.hooked} | {step.fold for step in self.hooked if step.fold is not None}
         for source in self.sources.values():
-            nodes.add(getattr(source, "holder", getattr(source, "node", self.steps[0].node)))
+            if not isinstance(source, Leaf):  # which saves nothing
+                nodes.add(getattr(source, "holder", getattr(source, "node", self.steps[0].node)))
         return tuple(sorted(nodes))
 
     @cached_property

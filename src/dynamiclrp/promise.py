@@ -73,9 +73,9 @@ class Rest:
 
 @dataclass(frozen=True)
 class Undo:
-    """A view's output (or all parts of a split), moved back."""
+    """A view's output (or all parts of a split), moved back; a root's, raised to its power."""
 
-    node: int  # the view
+    node: int  # the view or root
     operands: tuple[Key, ...]  # its outputs
 
 
@@ -145,7 +145,7 @@ class Sources:
     """Finds a source for every tensor of one graph, once.
 
     Order: saved as its own result by its producer → saved as an operand by any consumer → a leaf → a view of one of
-    these → what consumers made of it, undone (a view moved back, a sum minus its other operand) → replay from operands.
+    these → what consumers made of it, undone (a view or root undone, a sum minus its other operand) → replay from operands.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -306,7 +306,7 @@ def _how(graph: Graph, source: Source) -> str:
         case Rest(node):
             return f"{graph.name(node)} {node} minus its other operand"
         case Undo(node):
-            return f"{graph.name(node)} {node} moved back"
+            return f"{graph.name(node)} {node} undone"
         case Replay():
             return "replayed"
 

@@ -109,6 +109,8 @@ def _turn(what: Callable[[int], Any], node: int) -> Callable[..., None]:
 
 def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
     """Hooks before and after the native backward. What a rule fetched is let go after the last of them."""
+    if step.direct is not None and not values.batched:
+        return None, _direct(step.node, step.direct, values)
     rule, convert, multiply = step.rule, step.convert, step.multiply
     (edits_before, edits_after), (hooks_before, hooks_after) = step.edits, step.hooks
     passed: list[Here] = []  # from `before` to `after`
@@ -138,6 +140,17 @@ def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Calla
         return tuple([_like(g, native) for g, native in zip(made, grads)])
 
     return before if hooks_before else None, after if hooks_after else None
+
+
+def _direct(node: int, direct: Callable[[Any, Tensor], Tensor], values: Values) -> Callable[..., Any]:
+    def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
+        s, native = incoming[0], grads[0]
+        if s is None or native is None:
+            return None
+        made = direct(values.saved(node), s)
+        return (made if made.dtype == native.dtype else made.to(native.dtype), *grads[1:])
+
+    return after
 
 
 def _like(g: Tensor | None, native: Tensor | None) -> Tensor | None:

@@ -103,6 +103,12 @@ class Step:
         return self.rule.prepare(self)
 
     @cached_property
+    def direct(self) -> Any:
+        """The rule's short form, where it serves."""
+        plain = self.live == (0,) and self.form == "s" and not (self.convert or self.multiply)
+        return self.rule.direct(self) if plain and self.edits == (False, True) else None
+
+    @cached_property
     def hooks(self) -> tuple[bool, bool]:
         """Does the step hook in before, after the native backward?"""
         before, after = self.edits

@@ -117,19 +117,16 @@ class Values:
             del self.ready[key]
 
     def _fetch(self, source: Source) -> Any:
-        match source:
-            case Kept(holder, attribute):
-                return getattr(self.saved(holder), attribute)
-            case Leaf(node):
-                return leaf_value(self.graph.handles[node])
-            case Given(number):
-                return self.outputs[number].detach()
-            case Recorded(node, position):
-                call = self.graph.calls[node]
-                return call.value if position == OUTPUT else call.constant(position)
-            case Absent():
-                return None
-        return self._build(source)
+        if isinstance(source, Kept):
+            return getattr(self.saved(source.holder), source.attribute)
+        if isinstance(source, Leaf):
+            return leaf_value(self.graph.handles[source.node])
+        if isinstance(source, Given):
+            return self.outputs[source.number].detach()
+        if isinstance(source, Recorded):
+            call = self.graph.calls[source.node]
+            return call.value if source.position == OUTPUT else call.constant(source.position)
+        return None if isinstance(source, Absent) else self._build(source)
 
     def _build(self, source: Source) -> Any:
         operands = [self.ready[operand] for operand in source.operands]

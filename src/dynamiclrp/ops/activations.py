@@ -93,8 +93,8 @@ row("LogBackward0", N, saved=KEEPS_INPUT, forward=lambda n, x: x.log())
 row("Log1PBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: x.log1p())
 row("Expm1Backward0", A, result="result", forward=lambda n, x: x.expm1())
 row("CosBackward0", N, saved=KEEPS_INPUT, forward=lambda n, x: x.cos())
-row("SqrtBackward0", N, result="result", forward=lambda n, x: x.sqrt())
-row("RsqrtBackward0", N, result="result", forward=lambda n, x: x.rsqrt(), ratio=lambda n: _wide(n.result) ** 3)
-row(
-    "ReciprocalBackward0", N, result="result", forward=lambda n, x: x.reciprocal(), ratio=lambda n: _wide(n.result) ** 2
-)
+row("SqrtBackward0", N, result="result", forward=lambda n, x: x.sqrt(), undo=lambda n, y, shape: y**2)
+row("RsqrtBackward0", N, result="result", forward=lambda n, x: x.rsqrt(), undo=lambda n, y, shape: y**-2,
+    ratio=lambda n: _wide(n.result) ** 3)  # fmt: skip
+row("ReciprocalBackward0", N, result="result", forward=lambda n, x: x.reciprocal(),
+    undo=lambda n, y, shape: y.reciprocal(), ratio=lambda n: _wide(n.result) ** 2)  # fmt: skip

@@ -70,7 +70,7 @@ class Op:
     saved: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
     result: str | None = None  # the attribute that holds the node's own output
     forward: Callable[..., Any] | None = None  # (saved, *operands) → output, or a sequence of outputs
-    undo: Callable[..., Tensor] | None = None  # movement: (saved, output, operand's shape) → operand
+    undo: Callable[..., Tensor] | None = None  # movement, and roots: (saved, output, operand's shape) → operand
     join: Callable[..., Tensor] | None = None  # the same for several outputs: (saved, outputs) → operand
     linear: LinearMap | None = None
     ratio: Callable[[Any], Tensor] | None = None  # activations: f(x)/x in closed form, from saved values

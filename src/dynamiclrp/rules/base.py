@@ -7,7 +7,7 @@ it returned. A rule says which values it `needs`; the Promise System gets them. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from ..capture import Saved
     from ..here import Here
     from ..step import Step
 
@@ -88,6 +89,13 @@ class Rule:
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         """What to hand down in place of the native backward's results; None: nothing."""
         return grads
+
+    def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
+        """`after` in short, for rules that meet every layer: (what the node saved, s) → what the first operand takes.
+
+        Used where that operand is the only live one, and coefficients arrive.
+        """
+        return None
 
     def needs(self, step: Step) -> Iterable[int]:
         """Positions of the operands (or OUT) whose values the rule computes with."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..fused import fused
 from ..ops.normalise import batch_norm
 from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
 
 if TYPE_CHECKING:
+    from ..capture import Saved
     from ..here import Here
     from ..step import Step
 
@@ -62,6 +64,17 @@ class Identity(Rule):
             if here.step.kind == "activation":
                 passed = torch.where(x == 0, _given(grads[0]), passed)
         return _first_only(grads, passed)
+
+    def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
+        kernel, ratio = step.op.fused, step.op.ratio
+        if kernel is None or ratio is None:
+            return None
+
+        def passed(saved: Saved, s: Tensor) -> Tensor:
+            made = fused(kernel(saved), s, saved.self)
+            return s * ratio(saved) if made is None else made
+
+        return passed
 
     def _divide(self, numerator: Tensor, x: Tensor) -> Tensor:
         return numerator / stabilise(x, self.eps) if self.eps else divide(numerator, x)
@@ -134,6 +147,9 @@ class ScaleFixed(Rule):
         if grads[0] is not None:
             grads[0] = here.op.fixed(here.saved, s)
         return grads
+
+    def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
+        return step.op.fixed
 
 
 @dataclass(frozen=True)
