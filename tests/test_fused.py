@@ -40,6 +40,8 @@ CASES = {
     "gelu": ({}, lambda s, x: s * 0.5 * (1 + torch.erf(x * 0.5**0.5))),
     "gelu_tanh": ({}, lambda s, x: s * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))),
     "silu": ({}, lambda s, x: s * torch.sigmoid(x)),
+    "identity": ({"eps": 1e-2}, lambda s, x, y: s * y / (x + 1e-2 * _sgn(x))),
+    "identity_limit": ({}, lambda s, x, y, g: torch.where(x == 0, g, s * y / torch.where(x == 0, 1, x))),
     "layer_norm": ({}, lambda x, mean, rstd, weight, bias: (x - mean) * rstd * weight + bias),
     "absolute": ({"times": 0.3}, lambda w: 0.3 * w.abs()),
     "absolute_folded": (
@@ -99,7 +101,7 @@ def operands(name: str, dtype: torch.dtype, device: str) -> list[Tensor]:
         made["q"] = made["q"].abs() + made["z"].abs()
     if name.startswith("gamma_positive"):
         made["z"] = made["z"].abs()
-    if name == "function_share":
+    if name in ("function_share", "identity_limit"):
         made["x"].view(-1)[3:5] = torch.tensor([0.0, 1e-5])
     if "total" in made:
         made["total"] = made["total"].abs() + 0.1
@@ -235,7 +237,7 @@ class Net(nn.Module):
         x = self.layer(x.mean((2, 3)))
         x = x * torch.sigmoid(x) + x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
         x = x + F.silu(self.gate(x)) * self.linear(x)
-        return self.head(F.gelu(x) + F.gelu(F.softplus(x), approximate="tanh"))
+        return self.head(F.gelu(x.tanh()) + F.gelu(F.softplus(x), approximate="tanh"))
 
 
 @pytest.mark.parametrize(
@@ -251,13 +253,13 @@ def test_rules_are_the_same_with_kernels(preset, kernels, monkeypatch):
     for one in with_kernels:
         torch.testing.assert_close(one, plain, rtol=1e-9, atol=1e-12)
     expected = {
-        "attnlrp": {"gelu", "gelu_tanh", "silu"},
+        "attnlrp": {"gelu", "gelu_tanh", "silu", "identity_limit"},
         "gamma": {"gamma_bias", "gamma", "gamma_positive_folded", "absolute", "absolute_folded", "add_signed"},
         "default": {"gamma_bias", "absolute", "absolute_folded"},
         "epsilon-plus": {"zplus_folded", "zplus_bias", "absolute_folded"},
         "dynamic": {
             "epsilon", "epsilon_absolute", "sum_shares", "sum_share_of_one", "sum_share_of_total", "product_shares",
-            "affine_absolute", "function_share",
+            "affine_absolute", "function_share", "identity",
         },
     }  # fmt: skip
     assert expected.get(preset, set()) <= kernels

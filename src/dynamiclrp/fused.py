@@ -39,6 +39,9 @@ FORMULAS = {
         "s x", ("s * A(0.5) * (A(1) + tanh(A(0.79788456080286535588) * (x + A(0.044715) * x * x * x)))",)
     ),
     "silu": Formula("s x", ("s / (A(1) + exp(-x))",)),
+    # where there is no closed form: s · y/x, stabilised, or with the limit g at 0
+    "identity": Formula("s x y", ("s * y / (x < 0 ? x - eps : x + eps)",), numbers="eps"),
+    "identity_limit": Formula("s x y g", ("(x == 0 ? g : s * y / x)",)),
     # what a layer norm made of x
     "layer_norm": Formula("x mean rstd weight bias", ("(x - mean) * rstd * weight + bias",)),
     # |W|, times what a rule wants of it, and with a batch norm folded in

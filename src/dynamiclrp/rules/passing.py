@@ -59,11 +59,21 @@ class Identity(Rule):
         if here.op.ratio is not None:
             passed = here.times_ratio(s)
         else:
-            x, y = here.operand(0), here.output
-            passed = self._divide(s * y.conj(), x.conj()) if x.is_complex() else self._divide(s * y, x)
-            if here.step.kind == "activation":
-                passed = torch.where(x == 0, _given(grads[0]), passed)
+            passed = self._quotient(here, grads, s)
         return _first_only(grads, passed)
+
+    def _quotient(self, here: Here, grads: Grads, s: Tensor) -> Tensor:
+        """s · f(x)/x, from x and f(x)."""
+        x, y = here.operand(0), here.output
+        limit, made = here.step.kind == "activation", None
+        if limit and not self.eps:
+            made = here.fused("identity_limit", s, x, y, _given(grads[0]))
+        elif self.eps and not limit:
+            made = here.fused("identity", s, x, y, eps=usable(self.eps, s))
+        if made is not None:
+            return made
+        passed = self._divide(s * y.conj(), x.conj()) if x.is_complex() else self._divide(s * y, x)
+        return torch.where(x == 0, _given(grads[0]), passed) if limit else passed
 
     def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
         kernel, ratio = step.op.fused, step.op.ratio
