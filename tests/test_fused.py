@@ -48,6 +48,11 @@ CASES = {
         {"times": 0.3, "eps": EPS},
         lambda w, scale, var: 0.3 * (w * scale / (var + EPS).sqrt()).abs(),
     ),
+    "both": ({"times": 0.3}, lambda w: (0.3 * w.abs(), w + 0.3 * w.abs())),
+    "both_folded": (
+        {"times": 0.3, "eps": EPS},
+        lambda w, scale, var: tuple(f(w * scale / (var + EPS).sqrt()) for f in (lambda v: 0.3 * v.abs(), lambda v: v + 0.3 * v.abs())),
+    ),
     "add_signed": ({}, lambda g, more, x: g + _sgn(x) * more),
     "epsilon_absolute": (
         {"eps": EPS, "text": "* z"},
@@ -221,10 +226,11 @@ class Net(nn.Module):
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
         self.biased, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.third, self.fourth, self.fifth = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
         self.free = nn.BatchNorm2d(8, affine=False)
         self.linear, self.gate, self.layer = nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.LayerNorm(8)
         self.head = nn.Linear(8, 5)
-        for norm in (self.norm, self.second, self.free):
+        for norm in (self.norm, self.second, self.free, self.fourth):
             nn.init.uniform_(norm.running_var, 0.5, 2)
             nn.init.normal_(norm.running_mean)
             if norm.affine:
@@ -233,6 +239,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.conv(x)))
+        x = F.relu(self.fifth(F.relu(self.fourth(self.third(x)))))
         x = x + self.free(self.second(self.biased(x)))
         x = self.layer(x.mean((2, 3)))
         x = x * torch.sigmoid(x) + x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -254,9 +261,9 @@ def test_rules_are_the_same_with_kernels(preset, kernels, monkeypatch):
         torch.testing.assert_close(one, plain, rtol=1e-9, atol=1e-12)
     expected = {
         "attnlrp": {"gelu", "gelu_tanh", "silu", "identity_limit"},
-        "gamma": {"gamma_bias", "gamma", "gamma_positive_folded", "absolute", "absolute_folded", "add_signed"},
+        "gamma": {"gamma_bias", "gamma", "gamma_positive_folded", "absolute", "absolute_folded", "add_signed", "both"},
         "default": {"gamma_bias", "absolute", "absolute_folded"},
-        "epsilon-plus": {"zplus_folded", "zplus_bias", "absolute_folded"},
+        "epsilon-plus": {"zplus_folded", "zplus_bias", "absolute_folded", "both", "both_folded"},
         "dynamic": {
             "epsilon", "epsilon_absolute", "sum_shares", "sum_share_of_one", "sum_share_of_total", "product_shares",
             "affine_absolute", "function_share", "identity",

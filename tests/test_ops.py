@@ -12,6 +12,7 @@ import dynamiclrp as dlrp
 import oracles  # noqa: F401  one thread
 from dynamiclrp.capture import Saved
 from dynamiclrp.ops import OPS, Kind
+from dynamiclrp.ops.table import LinearMap
 from samples import ELSEWHERE, RANDOM, ROWS, SAMPLES, Sample, every
 
 # torch announces changes of some of the operations that are sampled
@@ -265,7 +266,7 @@ def linear_call(sample: Sample):
     linear, saved = call.op.linear, Saved(call.node)
     first, second = (call.operands[i] for i in linear.factors)
     bias = None if linear.bias is None else call.operands[linear.bias]
-    added = 0 if bias is None else linear.factor(saved) * linear.spread(saved, bias)
+    added = 0 if bias is None else linear.factor(saved) * spread(linear, saved, bias)
     return call, linear, saved, first, second, added
 
 
@@ -297,6 +298,10 @@ def test_the_products_are_of_the_given_factors_not_of_the_saved_ones(sample):
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
+def spread(linear: LinearMap, saved: Saved, channels: Tensor) -> Tensor:
+    return channels if linear.spread is None else channels.reshape(linear.spread(saved))
+
+
 @parametrise(
     "sample", [s for s in LINEAR if OPS[s.node].linear.channels is not None and "transpose" not in str(s).lower()]
 )
@@ -306,9 +311,9 @@ def test_channels_scale_the_output(sample):
     channel = 1 if OPS[sample.node].kind is Kind.CONV else product.dim() - 1
     scale = torch.rand(product.shape[channel], dtype=torch.float64) + 0.5
     shape = [-1 if dim == channel else 1 for dim in range(product.dim())]
-    folded = linear.product(saved, first, second * linear.channels(second, scale))
+    folded = linear.product(saved, first, second * scale.reshape(linear.channels(saved)))
     torch.testing.assert_close(folded, product * scale.reshape(shape), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(linear.spread(saved, scale).expand_as(product), scale.reshape(shape).expand_as(product))
+    torch.testing.assert_close(spread(linear, saved, scale).expand_as(product), scale.reshape(shape).expand_as(product))
 
 
 # ---------------------------------------------------------------- attnlrp of one operation

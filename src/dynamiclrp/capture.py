@@ -67,9 +67,11 @@ class Saved:
             self.scratch[key] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
         return self.scratch[key]
 
-    def numbers(self, names: tuple[str, ...]) -> tuple[Any, ...]:
-        """Several plain values at once, for where none can be negative."""
-        return _numbers(names)(self.node)
+    def several(self, names: tuple[str, ...]) -> tuple[Any, ...]:
+        """Several values at once, for where no number can be negative."""
+        if self.read is not None:
+            return tuple([getattr(self, name) for name in names])
+        return _several(names)(self.node)
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -104,7 +106,7 @@ def _saved_type(kind: type) -> type[Saved]:
 
 
 @cache
-def _numbers(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return attrgetter(*["_saved_" + name for name in names])
 
 

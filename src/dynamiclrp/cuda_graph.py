@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from .attribution import Attribution
 from .errors import CaptureError, LRPError
-from .explainer import judge, largest
 from .forward import Call
 from .parameters import Inventory
 from .targets import Seed, Target, seed_for
+from .verdict import judge, largest
 
 if TYPE_CHECKING:
     from .explainer import Explainer
@@ -28,9 +28,9 @@ _WARM_UPS = 2  # lazy initialisation, autotuning and the plan are done before th
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str], many: bool) -> tuple[Any, ...]:
     """What a capture is good for: shapes and plain values of the arguments."""
-    named = [*enumerate(args), *kwargs.items()]
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    return (tuple([(name, _plain(name, value)) for name, value in named]), tuple(layers), many, autocast)
+    given = [_plain(name, value) for name, value in (*enumerate(args), *kwargs.items())]
+    return (many, autocast, tuple(layers), tuple(kwargs), *given)
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
@@ -45,7 +45,7 @@ def _plain(name: Any, value: Any) -> Any:
                 f"argument {name!r} is on {value.device}: cuda_graph=True explains tensors on a GPU. Move model and inputs "
                 "there, or leave out cuda_graph."
             )
-        return value.shape, value.dtype, value.device
+        return value.shape, value.dtype, value.get_device()
     try:
         hash(value)
     except TypeError:
@@ -70,6 +70,7 @@ class Captured:
         copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in (*args, *kwargs.values())]
         call = explainer.call(copies[: len(args)], dict(zip(kwargs, copies[len(args) :])), layers)
         self._inputs = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
+        self._values = [value.detach() for value in self._inputs]  # the same memory, to be written to
         if not self._inputs:
             raise CaptureError("no tensor among the arguments: there is nothing to capture")
         stream = torch.cuda.Stream(self._inputs[0].device)
@@ -119,17 +120,18 @@ class Captured:
         """Are the model's weights where they were captured?"""
         return [tensor.data_ptr() for tensor in _weights(model)] == self._addresses
 
-    def launch(self, target: Target, owner: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Seed | None:
+    def launch(
+        self, target: Target, owner: object, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[bool, Seed | None]:
         """Predict, unless the last prediction was this owner's, and hand relevance back for a target of it.
 
-        None: the default target, whose seed is part of the forward graph.
+        Was it predicted, and the seed; None: of the default target, which is part of the forward graph.
         """
         fresh = owner is not self._owner
         if fresh:
             given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            with torch.no_grad():
-                for static, value in zip(self._inputs, given):
-                    static.copy_(value, non_blocking=True)
+            for static, value in zip(self._values, given):
+                static.copy_(value.detach(), non_blocking=True)
             self._forward.replay()
             self._owner = owner
         seed = None
@@ -138,7 +140,7 @@ class Captured:
             self._seed.coefficient.copy_(seed.coefficient)
             self._seed.relevance.copy_(seed.relevance)
         self._relevance.replay()
-        return seed
+        return fresh, seed
 
     def finish(self, target: Target, seed: Seed | None) -> Attribution | None:
         """What was found; None, if it is not finite."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .attribution import Attribution
 from .capture import gradient_edge
 from .errors import NonFiniteError
-from .explainer import Explainer, Plans, Report, one_of, sound
+from .explainer import Explainer, Plans, Report, one_of
 from .forward import graph_of
 from .ledger import Locator
 from .plan import Plan
@@ -18,6 +18,7 @@ from .presets import Preset
 from .presets import preset as find_preset
 from .run import check_tensors, run
 from .targets import Target, given_seed, seed_for
+from .verdict import sound
 
 _plans = Plans()
 

@@ -6,21 +6,21 @@ what to do when one of them says no, and the caches.
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .attribution import Attribution
 from .capture import leaf_id
 from .collector import paused_collector
+from .cuda_graph import Captured, key_of
 from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
 from .forward import Call, Forward, recording
 from .graph import Graph
@@ -30,10 +30,8 @@ from .parameters import Inventory
 from .plan import Plan, make_plan, missing_ops
 from .presets import Preset
 from .presets import preset as find_preset
-from .targets import Seed, Target, seed_for
-
-if TYPE_CHECKING:
-    from .cuda_graph import Captured
+from .targets import Target, seed_for
+from .verdict import sound
 
 _PLANS = 64
 _CAPTURES = 8
@@ -111,7 +109,7 @@ class Explainer:
     ) -> Attribution:
         with recording():
             if self.cuda_graph and not ledger:  # a ledger reads numbers on the way
-                return next(self._replayed(args, kwargs, [target], layers))
+                return self._replayed(args, kwargs, target, layers)
             with paused_collector():
                 return self._explain(self.call(args, kwargs, layers), target, ledger)
 
@@ -152,7 +150,9 @@ class Explainer:
             if not targets:
                 return
             if self.cuda_graph:
-                yield from self._replayed(args, kwargs, targets, layers)
+                owner = object()  # of the values: they are predicted once
+                for target in targets:
+                    yield self._replayed(args, kwargs, target, layers, owner, many=len(targets) > 1)
                 return
             call = self.call(args, kwargs, layers)
             warn_training(self.model, call.inventory.training)
@@ -205,33 +205,38 @@ class Explainer:
         return tuple(self._captures.values())
 
     def _replayed(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: Sequence[Target], layers: Sequence[str]
-    ) -> Iterator[Attribution]:
-        from .cuda_graph import Captured, key_of
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        target: Target,
+        layers: Sequence[str],
+        owner: object = None,
+        many: bool = False,
+    ) -> Attribution:
+        """One explanation by a CUDA graph. Whatever can wait comes after its launch: the GPU works meanwhile."""
+        key, owner = key_of(args, kwargs, layers, many), owner or object()
+        with self._lock:
+            captured = self._captures.get(key) or self._capture(key, args, kwargs, layers, many)
+            fresh, seed = captured.launch(target, owner, args, kwargs)
+            self._captures.move_to_end(key)
+            if fresh:
+                warn_training(self.model, Inventory(self.model).training)
+                if not captured.fits(self.model):
+                    captured = self._capture(key, args, kwargs, layers, many)
+                    _, seed = captured.launch(target, owner, args, kwargs)
+            found = captured.finish(target, seed)
+        if found is None:
+            raise self._not_finite(self.call(args, kwargs, layers), target)
+        return found
 
-        key, owner = key_of(args, kwargs, layers, many=len(targets) > 1), object()
-
-        def capture() -> Captured:
-            with paused_collector():
-                made = self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=len(targets) > 1)
-            while len(self._captures) > _CAPTURES:
-                self._captures.popitem(last=False)
-            return made
-
-        for number, target in enumerate(targets):
-            with self._lock:
-                captured = self._captures.get(key) or capture()
-                self._captures.move_to_end(key)
-                seed = captured.launch(target, owner, args, kwargs)
-                if number == 0:  # looked at after the launch: the GPU works meanwhile
-                    warn_training(self.model, Inventory(self.model).training)
-                    if not captured.fits(self.model):
-                        captured = capture()
-                        seed = captured.launch(target, owner, args, kwargs)
-                found = captured.finish(target, seed)
-            if found is None:
-                raise self._not_finite(self.call(args, kwargs, layers), target)
-            yield found
+    def _capture(
+        self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], layers: Sequence[str], many: bool
+    ) -> Captured:
+        with paused_collector():
+            made = self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=many)
+        while len(self._captures) > _CAPTURES:
+            self._captures.popitem(last=False)
+        return made
 
     def inspect(self, *args: Any, **kwargs: Any) -> Report:
         """Run the forward pass and plan, without handing anything back."""
@@ -264,32 +269,6 @@ class Report:
         if self.unknown:
             head += "; without a rule: " + ", ".join(f"{name} x{n}" for name, n in self.unknown.items())
         return head if self.plan is None else f"{head}\n{self.plan}"
-
-
-def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """On the device: the largest magnitude in each tensor; nan or infinite, if any is."""
-    if len(tensors) == 1 and tensors[0].numel():
-        return torch.linalg.vector_norm(tensors[0], torch.inf).reshape(1)
-    values = [t.to(tensors[0].device) if t.numel() else t.new_zeros(1, device=tensors[0].device) for t in tensors]
-    return torch.stack(torch._foreach_norm(values, torch.inf))
-
-
-def sound(seeds: Sequence[Seed], found: Sequence[Tensor]) -> bool:
-    """Is all relevance finite? Raises what is wrong with the seeds. The one place that waits for the device."""
-    several = len(seeds) > 1
-    flags = [seed.coefficient if seed.good is None else seed.good for seed in seeds if several or seed.good is not None]
-    told = largest([*flags, *found]).tolist()
-    for seed, good in zip(seeds, told[: len(flags)]):
-        if good == 0:
-            raise seed.error()
-    return judge(seeds[0], told[len(flags) :])
-
-
-def judge(seed: Seed, told: Sequence[float]) -> bool:
-    """Are all magnitudes finite? Where there is nothing at all, the seed is looked at, unless it is the caller's own."""
-    if seed.good is None and not any(told) and not seed.coefficient.any():
-        raise seed.error()
-    return all(map(math.isfinite, told))
 
 
 def one_of(on_missing: str) -> str:

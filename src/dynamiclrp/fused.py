@@ -47,6 +47,11 @@ FORMULAS = {
     # |W|, times what a rule wants of it, and with a batch norm folded in
     "absolute": Formula("w", ("fabs(w) * times",), numbers="times"),
     "absolute_folded": Formula("w scale var", ("fabs(w * (scale * rsqrt(var + eps))) * times",), numbers="eps times"),
+    # the same, and W + |W|
+    "both": Formula("w", ("fabs(w) * times", "w + fabs(w) * times"), numbers="times"),
+    "both_folded": Formula(
+        "w scale var", ("fabs(v) * times", "v + fabs(v) * times"), "A v = w * (scale * rsqrt(var + eps));", "eps times"
+    ),
     # g + sgn(x) · more
     "add_signed": Formula("g more x", ("g + (x < 0 ? -more : more)",)),
     # the epsilon rule of coefficients, which are 0 for z = 0 and whole for an infinite z (an additive mask); of relevance

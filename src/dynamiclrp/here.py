@@ -32,6 +32,8 @@ class Here:
     bias_coefficient: Tensor | None = None  # likewise, at the output's shape
     ratio: float = 1.0  # likewise, what magnitudes still have to be multiplied by
     _times = 1.0  # what magnitudes are multiplied by
+    alike = False  # a rule says so: the same goes back through W and through |W|, and x cannot be negative
+    _sum: Tensor | None = None  # then W + |W|, where it can be had in passing
 
     def __init__(self, step: Step, values: Values) -> None:
         self.step, self.op, self._values = step, step.op, values
@@ -133,13 +135,14 @@ class Here:
         if self._gain != 1:  # it belongs to the weight
             x, w = (x, w * self._gain) if self.step.live_factor == 0 else (x * self._gain, w)
         if self._norm is not None:
-            w = w * self._channels(w, self._norm.scale)
+            w = w * self._norm.scale.reshape(self._filters)
         return x, w
 
-    def _channels(self, w: Tensor, channels: Tensor) -> Tensor:
-        """One number per output channel, broadcastable to the weight."""
+    @property
+    def _filters(self) -> tuple[int, ...]:
+        """The shape in which one number per output channel can be broadcast to the weight."""
         assert self.linear.channels is not None
-        return self.linear.channels(w, channels)
+        return self.linear.channels(self.saved)
 
     @cached_property
     def channel_bias(self) -> Tensor:
@@ -191,7 +194,7 @@ class Here:
         return self._spread(self.channel_bias)
 
     def _spread(self, channels: Tensor) -> Tensor:
-        return self.linear.spread(self.saved, channels)
+        return channels if self.linear.spread is None else channels.reshape(self.linear.spread(self.saved))
 
     def reduce_to_bias(self, coefficient: Tensor, relevance: bool) -> Tensor:
         """The bias' own coefficient (or relevance), from one at the output's shape."""
@@ -240,7 +243,8 @@ class Here:
         times, norm = self._times, self._norm
         if norm is None or norm.weight is None or self._shift is None or self._own_bias is not None:
             return fused(f"{name}_bias", *values, self.bias, text=text, plus=plus, times=times)
-        folded = [self._spread(t) for t in (self._shift, norm.mean, norm.weight, norm.var)]
+        shape = self.linear.spread(self.saved) if self.linear.spread else (-1,)
+        folded = [t.reshape(shape) for t in (self._shift, norm.mean, norm.weight, norm.var)]
         return fused(f"{name}_folded", *values, *folded, text=text, plus=plus, times=times, eps=norm.eps)
 
     @cached_property
@@ -255,15 +259,19 @@ class Here:
     def _weight_magnitude(self, w: Tensor) -> Tensor:
         """|W| of (a piece of) the operand that is no signal, times gain, folded batch norm and what a rule asked for."""
         times, norm = self._times * abs(self._gain), self._norm
-        if norm is None:
-            made = None if times == 1 else self.fused("absolute", w, times=times)
-            return _times(w.abs(), times) if made is None else made
-        if norm.weight is not None:
-            scale, var = (self._channels(w, t) for t in (norm.weight, norm.var))
-            made = self.fused("absolute_folded", w, scale, var, eps=norm.eps, times=times)
-            if made is not None:
-                return made
-        return _times((w * self._channels(w, norm.scale)).abs_(), times)
+        # convolutions: the sum costs a copy of the weight, and saves one of the input
+        both = self.alike and self.has_kernels and not self.linear.columns and self.step.live_factor == 0
+        made = None
+        if norm is None and (both or times != 1):
+            made = self.fused("both" if both else "absolute", w, times=times)
+        elif norm is not None and norm.weight is not None:
+            scale, var = norm.weight.reshape(self._filters), norm.var.reshape(self._filters)
+            made = self.fused("both_folded" if both else "absolute_folded", w, scale, var, eps=norm.eps, times=times)
+        if both and made is not None:
+            made, self._sum = made
+        if made is not None:
+            return made
+        return _times(w.abs() if norm is None else (w * norm.scale.reshape(self._filters)).abs_(), times)
 
     @cached_property
     def _pieces(self) -> list[slice]:
@@ -299,8 +307,11 @@ class Here:
         parts = (self.transposed(u[..., i], x, self._weight_magnitude(w[..., i])) for i in self._pieces)
         return reduce(torch.add, parts)
 
-    def add_signed(self, g: Tensor, more: Tensor) -> Tensor:
-        """`g + ratio · sgn(x) · more`, of the live factor x."""
+    def add_signed(self, g: Tensor, v: Tensor) -> Tensor:
+        """`g + ratio · sgn(x) · |W|ᵀv`, where g = Wᵀu is what the native backward made and x the live factor."""
+        if self._sum is not None:
+            return self.transposed(v, self._absolute[0], self._sum)
+        more = self.absolute_transposed(v)
         if self.step.nonnegative:
             return g.add(more, alpha=self.ratio)
         x = self.operand(self.step.live_factors[0])

@@ -16,7 +16,7 @@ def _geometry(n: Any) -> tuple[Any, ...]:
     made = n.scratch.get(n.node)
     if made is None:
         try:
-            made = n.numbers(_GEOMETRY)
+            made = n.several(_GEOMETRY)
         except AttributeError:
             stride = n.stride
             dilation = getattr(n, "dilation", (1,) * len(stride))
@@ -39,14 +39,18 @@ def _convolve_transposed(n: Any, which: int, u: Tensor, x: Tensor, w: Tensor) ->
     return torch.ops.aten.convolution_backward.default(u, x, w, None, *_geometry(n), mask)[which]
 
 
-def _filters(w: Tensor, channels: Tensor) -> Tensor:
-    return channels.reshape(-1, *[1] * (w.dim() - 1))
+def _filters(n: Any) -> tuple[int, ...]:
+    return (-1, 1, *_ones(n))
+
+
+def _ones(n: Any) -> tuple[int, ...]:
+    return (1,) * len(_geometry(n)[0])
 
 
 def _signature(n: Any) -> tuple[bool, bool]:
     """Whether there is a bias, and whether the convolution is transposed."""
     try:
-        bias, transposed = n.numbers(_SIGNATURE)
+        bias, transposed = n.several(_SIGNATURE)
     except AttributeError:  # a variant that does not say may have had one, unless it takes none
         bias, transposed = (1,) * (len(n.node.next_functions) - 2), _is_transposed(n)
     return bool(bias) and bias != (0,), transposed
@@ -56,7 +60,7 @@ _CONVOLUTION: dict[str, Any] = {
     "forward": _convolve,
     "linear": LinearMap(
         (0, 1), _convolve, _convolve_transposed, bias=2, channels=_filters,
-        spread=lambda n, b: b.reshape(-1, *[1] * len(_geometry(n)[0])),
+        spread=lambda n: (-1, *_ones(n)),
     ),
     "signature": _signature,
     "absent": lambda signature: () if signature[0] else (2,),

@@ -12,8 +12,8 @@ def _matmul_transposed(n: Any, which: int, u: Tensor, a: Tensor, b: Tensor) -> T
     return u @ b.mT if which == 0 else a.mT @ u
 
 
-def _columns(w: Tensor, channels: Tensor) -> Tensor:
-    return channels
+def _columns(n: Any) -> tuple[int, ...]:
+    return (-1,)
 
 
 def _matmul(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -91,7 +91,7 @@ _LINEAR = LinearMap(
     lambda n, x, w, bias=None: torch.nn.functional.linear(x, w, bias),
     lambda n, which, u, x, w: u @ w if which == 0 else u.flatten(0, -2).t() @ x.flatten(0, -2),
     bias=2,
-    channels=lambda w, channels: channels[:, None],
+    channels=lambda n: (-1, 1),
 )
 row("LinearBackward0", Kind.LINEAR, saved={0: ("input", None), 1: ("weight", None)}, linear=_LINEAR,
     forward=lambda n, x, w, b=None: torch.nn.functional.linear(x, w, b))  # fmt: skip

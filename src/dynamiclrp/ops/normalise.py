@@ -81,7 +81,9 @@ class BatchNorm:
 
 def batch_norm(n: Any) -> BatchNorm:
     """What a node of a batch norm saved; its shift is an operand."""
-    return BatchNorm(n.running_mean, n.running_var, n.weight, _eps(n))
+    return BatchNorm(
+        *n.several(("running_mean", "running_var", "weight", "eps" if hasattr(type(n), "eps") else "epsilon"))
+    )
 
 
 def _batch_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

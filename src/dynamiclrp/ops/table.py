@@ -55,10 +55,10 @@ class LinearMap:
     bias: int | None = None  # position of the operand that is added
     factor: Callable[[Any], Any] = lambda n: 1  # what the bias is multiplied by
     gain: Callable[[Any], Any] = lambda n: 1  # what the product is multiplied by (`product` does so itself)
-    # (saved, one number per output channel) → the same, broadcastable to the output
-    spread: Callable[[Any, Tensor], Tensor] = lambda n, b: b
-    # (second factor, one number per output channel) → the same, broadcastable to that factor
-    channels: Callable[[Tensor, Tensor], Tensor] | None = None
+    # saved → the shape in which one number per output channel can be broadcast to the output; None: as it is
+    spread: Callable[[Any], tuple[int, ...]] | None = None
+    # the same for the second factor; None: its channels cannot be told
+    channels: Callable[[Any], tuple[int, ...]] | None = None
     columns: bool = False  # is the second factor's last dimension the output's? then it may be taken piece by piece
 
 

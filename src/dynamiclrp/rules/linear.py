@@ -141,8 +141,7 @@ class _SignedRule(LinearRule):
 
     def deliver(self, here: Here, grads: Grads) -> Grads:
         """`Wᵀu + ratio · sgn(x)·|W|ᵀv`, with v from the stash."""
-        more = here.absolute_transposed(here.stash)
-        return self.give_bias(here, here.on_live(grads, lambda g: here.add_signed(g, more)))
+        return self.give_bias(here, here.on_live(grads, lambda g: here.add_signed(g, here.stash)))
 
 
 @dataclass(frozen=True)
@@ -191,6 +190,7 @@ class Gamma(_SignedRule):
         # the denominator has the sign of z and the magnitude (1 + γ/2) d; nothing goes where z is 0
         eps, positive = usable(self.eps / (1 + self.gamma / 2), s), here.step.prepared
         ratio = here.ratio = here.take_factor(self._ratio) if self.gamma else 1.0
+        here.alike = positive and here.step.nonnegative
         if self.gamma and self.plain(here):
             made = here.fused_magnitude("gamma_positive" if positive else "gamma", s, here.step.has_bias, eps)
             if made is not None:
@@ -219,7 +219,7 @@ class ZPlus(_SignedRule):
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         # rounding may take a sum of nothing positive below 0; the halves of both products cancel
-        eps = usable(2 * self.eps, s)
+        eps, here.alike = usable(2 * self.eps, s), here.step.nonnegative
         u = here.fused_magnitude("zplus", s, here.step.has_bias, eps) if self.plain(here) else None
         if u is None:
             r, z = self.relevance(here, s)

@@ -56,10 +56,7 @@ class Identity(Rule):
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if here.step.form == "R":
             return _first_only(grads, s)
-        if here.op.ratio is not None:
-            passed = here.times_ratio(s)
-        else:
-            passed = self._quotient(here, grads, s)
+        passed = here.times_ratio(s) if here.op.ratio is not None else self._quotient(here, grads, s)
         return _first_only(grads, passed)
 
     def _quotient(self, here: Here, grads: Grads, s: Tensor) -> Tensor:
