@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -92,14 +91,21 @@ def captum_lrp(model: nn.Module, inputs: dict[str, Any]) -> Call:
     return lambda: method.attribute(x.detach().requires_grad_(), target=target)
 
 
-@contextmanager
-def lxt(path: str, model: nn.Module, inputs: dict[str, Any]) -> Iterator[Call]:
-    """The AttnLRP authors' own patched model. Their patches are put on for a while and taken off again."""
+def lxt(path: str, model: nn.Module, inputs: dict[str, Any]) -> Call:
+    """The AttnLRP authors' own patched model. Their patches are put on for each call and taken off again."""
     from transformers.models.llama import modeling_llama as module
 
-    before = dict(vars(module))
-    forwards = {kind: kind.forward for kind in before.values() if isinstance(kind, type) and "forward" in vars(kind)}
-    dropout = nn.Dropout.forward
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and "forward" in vars(kind)]
+
+    def state() -> tuple[dict[str, Any], dict[type, Any]]:
+        return dict(vars(module)), {kind: kind.forward for kind in (*kinds, nn.Dropout)}
+
+    def put(names: dict[str, Any], forwards: dict[type, Any]) -> None:
+        vars(module).update(names)
+        for kind, method in forwards.items():
+            kind.forward = method
+
+    before = state()
     for name in ("lxt", "lxt.efficient"):  # its own __init__ imports models that newer transformers no longer has
         package = ModuleType(name)
         package.__path__ = [str(Path(path, *name.split(".")))]
@@ -112,11 +118,18 @@ def lxt(path: str, model: nn.Module, inputs: dict[str, Any]) -> Iterator[Call]:
         patches.patch_attention(module)
         patched = module.ALL_ATTENTION_FUNCTIONS  # newer transformers asks it by a method
         module.ALL_ATTENTION_FUNCTIONS = SimpleNamespace(get_interface=lambda name, default: patched.get(name, default))
-        yield gradient(model, inputs)
+        after = state()
     finally:
-        vars(module).update(before)
-        for kind, method in forwards.items():
-            kind.forward = method
-        nn.Dropout.forward = dropout
+        put(*before)
         for name in [name for name in sys.modules if name.split(".")[0] == "lxt"]:
             del sys.modules[name]
+    explain = gradient(model, inputs)
+
+    def call() -> object:
+        put(*after)
+        try:
+            return explain()
+        finally:
+            put(*before)
+
+    return call

@@ -4,7 +4,8 @@
     make bench                                                                      # minutes on a CPU
 
 Per model and batch: milliseconds, explanations a second, peak memory, and ratios to gradient x input with frozen
-parameters. Calls take turns, so that noise meets them alike. On a GPU also as CUDA graphs, against the captured gradient.
+parameters. Each call takes turns with gradient x input alone, so that noise meets both alike and neither finds the caches
+full of others; its ratio is the median of the rounds' ratios. On a GPU also as CUDA graphs, against the captured gradient.
 `--lxt PATH` adds the AttnLRP authors' patched Llama.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import gc
 import json
 import platform
+import statistics
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,14 @@ from typing import Any
 import torch
 
 import methods
-from dynamiclrp.timing import measure
+from dynamiclrp.timing import in_turns, peak_bytes
 from models import MODELS, build
 
 FLOOR = "gradient x input"
 
 
 def calls_for(
-    name: str, model: Any, inputs: dict[str, Any], device: str
+    name: str, model: Any, inputs: dict[str, Any], device: str, lxt: str | None
 ) -> tuple[dict[str, methods.Call], dict[str, str]]:
     """All calls that can be made, and why the others cannot."""
     makers: dict[str, Any] = {
@@ -46,6 +48,8 @@ def calls_for(
         for composite in ("epsilon_plus", "epsilon_alpha2_beta1"):
             makers[f"Zennit {composite}"] = lambda composite=composite: methods.zennit(model, inputs, composite)
         makers["Captum LRP"] = lambda: methods.captum_lrp(model, inputs)
+    if lxt and name.startswith("Llama"):
+        makers["LXT AttnLRP"] = lambda: methods.lxt(lxt, model, inputs)
     calls, failed = {}, {}
     for label, make in makers.items():
         try:
@@ -57,19 +61,27 @@ def calls_for(
     return calls, failed
 
 
-def rows_for(costs: dict[str, Any], batch: int) -> dict[str, dict[str, float]]:
+def rows_for(calls: dict[str, methods.Call], batch: int, repeats: int, patience: float) -> dict[str, dict[str, float]]:
+    """Each call in turns with its floor."""
+    times: dict[str, list[float]] = {label: [] for label in calls}
     rows = {}
-    for label, cost in costs.items():
-        graph = label.endswith("CUDA graph")
-        floor = costs[f"{FLOOR}, CUDA graph"] if graph and f"{FLOOR}, CUDA graph" in costs else costs[FLOOR]
-        rows[label] = {
-            "milliseconds": round(cost.milliseconds, 3),
-            "explanations a second": round(1000 * batch / cost.milliseconds, 1),
-            "ratio": round(cost.milliseconds / floor.milliseconds, 3),
-        }
-        if not graph:  # what a graph holds is its own pool, reported by Explainer.captures
-            rows[label]["peak MiB"] = round(cost.peak_bytes / 2**20, 1)
-            rows[label]["memory ratio"] = round(cost.peak_bytes / costs[FLOOR].peak_bytes, 3)
+    for label, call in calls.items():
+        graph = label.endswith("CUDA graph") and f"{FLOOR}, CUDA graph" in calls
+        floor = f"{FLOOR}, CUDA graph" if graph else FLOOR
+        pair = {floor: calls[floor], label: call}  # one, for the floor itself
+        for warm in (*pair.values(), *pair.values()):
+            warm()
+        found = in_turns(pair, repeats, patience)
+        ratio = statistics.median(b / a for a, b in zip(found[floor], found[label]))
+        for name, milliseconds in found.items():
+            times[name] += milliseconds
+        rows[label] = {"milliseconds": 0.0, "explanations a second": 0.0, "ratio": round(ratio, 3)}
+        if not label.endswith("CUDA graph"):  # what a graph holds is its own pool, reported by Explainer.captures
+            rows[label]["peak MiB"] = round(peak_bytes(call) / 2**20, 1)
+            rows[label]["memory ratio"] = round(rows[label]["peak MiB"] / (peak_bytes(calls[FLOOR]) / 2**20), 3)
+    for label, row in rows.items():
+        row["milliseconds"] = round(statistics.median(times[label]), 3)
+        row["explanations a second"] = round(1000 * batch / row["milliseconds"], 1)
     return rows
 
 
@@ -78,8 +90,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--models", default=",,".join(MODELS), help="names as printed, separated by two commas")
     parser.add_argument("--batches", default="1,16")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--patience", type=float, default=15.0, help="seconds for one model and batch")
+    parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--patience", type=float, default=2.5, help="seconds for one row; three rounds at least")
     parser.add_argument("--lxt", help="a folder that holds the package lxt")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -94,17 +106,9 @@ def main() -> None:
         for batch in map(int, options.batches.split(",")):
             batch = min(batch, 8) if name.startswith("Llama") else batch  # 8 x 512 tokens
             model, inputs = build(name, batch, options.device)
-            calls, failed = calls_for(name, model, inputs, options.device)
-            costs = measure(calls, repeats=options.repeats, patience=options.patience)
-            rows = rows_for(costs, batch)
+            calls, failed = calls_for(name, model, inputs, options.device, options.lxt)
+            rows = rows_for(calls, batch, options.repeats, options.patience)
             del calls
-            if options.lxt and name.startswith("Llama"):
-                try:
-                    with methods.lxt(options.lxt, model, inputs) as patched:
-                        costs |= measure({"LXT AttnLRP": patched}, repeats=options.repeats, patience=options.patience)
-                    rows["LXT AttnLRP"] = rows_for(costs, batch)["LXT AttnLRP"]
-                except Exception as error:
-                    failed["LXT AttnLRP"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             results["models"][f"{name}, batch {batch}"] = {"rows": rows, "failed": failed}
             print(f"\n{name}, batch {batch}")
             for label, row in rows.items():

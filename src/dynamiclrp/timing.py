@@ -43,6 +43,17 @@ def measure(
     for call in calls.values():  # warm up: plans, kernels, allocator
         call()
     peaks = {name: peak_bytes(call) for name, call in calls.items()}
+    times = in_turns(calls, repeats, patience, step)
+    return {name: Cost(statistics.median(times[name]), peaks[name]) for name in calls}
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]],
+    repeats: int,
+    patience: float,
+    step: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Milliseconds of every call of every round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     collecting = gc.isenabled()
     gc.disable()
@@ -61,7 +72,7 @@ def measure(
     finally:
         if collecting:
             gc.enable()
-    return {name: Cost(statistics.median(times[name]), peaks[name]) for name in calls}
+    return times
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
