@@ -18,12 +18,15 @@ from .rules import (
     Gradient,
     Identity,
     LinearRule,
+    Move,
+    Parted,
     PassScale,
     Rule,
     ScaleFixed,
     SignalTakesAll,
     Split,
     Uniform,
+    Whole,
 )
 from .step import Step
 
@@ -245,3 +248,29 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
     outputs = tuple(form.get(ref[0], "s") for ref in graph.outputs)
     inputs = tuple(form[ref[0]] for ref in graph.inputs)
     return ordered, outputs, inputs
+
+
+def gather(graph: Graph, steps: list[Step]) -> list[Step]:
+    """Where the results of many products only move to one place (a scan that stacks what each token gave), their equal
+    parts are taken there: one launch in place of one for each product."""
+    held: dict[int, tuple[int, list[int]]] = {}  # by node: into how many parts what it holds is to go, and its products
+    taken: set[int] = set()  # nodes whose results went on into one that holds them
+    apart = {*graph.outputs, *graph.inputs}
+    for step in reversed(steps):  # operands stand before their consumers
+        node = step.node
+        if step.convert or step.multiply or step.form != "s":
+            continue
+        if type(step.rule) is Uniform and step.edits == (True, False):
+            held[node] = step.parts, [node]
+        elif type(step.rule) is Move and node not in graph.widths:
+            refs = [graph.operand(node, i) for i in step.live]
+            found = [held[ref[0]] for ref in refs if ref[0] in held and ref not in apart]
+            alone = all(len(graph.consumers[ref]) == 1 for ref in refs)
+            if alone and len(found) == len(refs) and len({parts for parts, _ in found}) == 1:
+                held[node] = found[0][0], [product for _, products in found for product in products]
+                taken.update(ref[0] for ref in refs)
+    rules: dict[int, Rule] = {}
+    for node, (parts, products) in held.items():
+        if node not in taken and len(products) > 1:
+            rules |= {node: Parted(parts)} | dict.fromkeys(products, Whole())
+    return [step.changed(rule=rules[step.node]) if step.node in rules else step for step in steps]

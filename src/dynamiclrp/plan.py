@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .capture import output_shape, saved_tensor_names
-from .choose import choose, settle_forms
+from .choose import choose, gather, settle_forms
 from .errors import LostActivationError, UnknownOpError
 from .graph import Graph
 from .ops import OPS, Kind
@@ -120,6 +120,8 @@ def make_plan(graph: Graph, preset: Preset, *, everything: bool = False, on_miss
     if on_missing == "error":
         _refuse_unknown(graph)
     steps, output_forms, input_forms = settle_forms(graph, choose(graph, preset))
+    if not everything:  # the ledger looks at each product by itself
+        steps = gather(graph, steps)
     return _promise(graph, preset, steps, output_forms, input_forms, everything)
 
 

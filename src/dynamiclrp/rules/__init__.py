@@ -3,7 +3,7 @@
 from .base import OUT, Gradient, Grads, Move, Nothing, Rule
 from .linear import AlphaBeta, Box, Epsilon, Flat, Gamma, LinearRule, WSquare, ZPlus
 from .passing import Affine, Attention, Carry, Folded, FunctionShare, Identity, PassScale, ScaleFixed
-from .shares import AbsoluteShare, ProductShare, SignalTakesAll, Split, Uniform, UniformPool
+from .shares import AbsoluteShare, Parted, ProductShare, SignalTakesAll, Split, Uniform, UniformPool, Whole
 
 __all__ = [
     "OUT",
@@ -24,6 +24,7 @@ __all__ = [
     "LinearRule",
     "Move",
     "Nothing",
+    "Parted",
     "PassScale",
     "ProductShare",
     "Rule",
@@ -33,5 +34,6 @@ __all__ = [
     "Uniform",
     "UniformPool",
     "WSquare",
+    "Whole",
     "ZPlus",
 ]

@@ -158,6 +158,21 @@ class Uniform(Rule):
 
 
 @dataclass(frozen=True)
+class Parted(Rule):
+    """Movement of the results of many products: the equal parts of all of them are taken here, once (see `choose.gather`)."""
+
+    parts: int = 2
+
+    def before(self, here: Here, s: Tensor) -> Tensor:
+        return s / self.parts
+
+
+@dataclass(frozen=True)
+class Whole(Rule):
+    """A product whose parts were taken above, by `Parted`."""
+
+
+@dataclass(frozen=True)
 class Split(Rule):
     """Gates take the part `gate` of a product, attention weights the part `weights`, the signal the rest.
 
