@@ -52,8 +52,9 @@ def in_turns(
     repeats: int,
     patience: float,
     step: Callable[[], object] = lambda: None,
+    in_a_row: int = 1,
 ) -> dict[str, list[float]]:
-    """Milliseconds of every call of every round."""
+    """Milliseconds of every call of every round; in a round each is called so many times in a row."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     collecting = gc.isenabled()
     gc.disable()
@@ -63,11 +64,12 @@ def in_turns(
             if turn >= 3 and time.perf_counter() - start > patience:
                 break
             for name, call in calls.items():
-                _synchronise()
-                begin = time.perf_counter()
-                call()
-                _synchronise()
-                times[name].append(1000 * (time.perf_counter() - begin))
+                for _ in range(in_a_row):
+                    _synchronise()
+                    begin = time.perf_counter()
+                    call()
+                    _synchronise()
+                    times[name].append(1000 * (time.perf_counter() - begin))
             step()
     finally:
         if collecting:
