@@ -62,10 +62,11 @@ class Saved:
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Zeros to read from; nodes of one pass share them."""
-        key = (tensor.shape, tensor.dtype, tensor.device)
-        if key not in self.scratch:
-            self.scratch[key] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
-        return self.scratch[key]
+        key = (tensor.shape, tensor.dtype, tensor.get_device())
+        made = self.scratch.get(key)
+        if made is None:
+            made = self.scratch[key] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+        return made
 
     def several(self, names: tuple[str, ...]) -> tuple[Any, ...]:
         """Several values at once, for where no number can be negative."""

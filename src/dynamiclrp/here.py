@@ -5,7 +5,7 @@ It fetches and computes, and knows no rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, reduce
 from typing import Any
 
@@ -98,18 +98,26 @@ class Here:
 
     def scaled(self, grads: Grads, factors: Mapping[int, float]) -> Grads:
         """Multiply by the factors, in one launch; operands without one keep what they have, a factor of 0 leaves nothing."""
-        made: Grads = [g if factors.get(i, 1) else None for i, g in enumerate(grads)]
-        chosen = [i for i, factor in factors.items() if factor not in (0, 1) and made[i] is not None]
-        found: list[Any] = [made[i] for i in chosen]
+        places, found, by = list[int](), list[Tensor](), list[float]()
+        for i, factor in factors.items():
+            g = grads[i]
+            if factor == 0:
+                grads[i] = None
+            elif factor != 1 and g is not None:
+                places.append(i)
+                found.append(g)
+                by.append(factor)
         if self._values.batched:  # which several tensors at once are not
-            found = [g * factors[i] for g, i in zip(found, chosen)]
-        elif found and self.op.fresh:
-            torch._foreach_mul_(found, [factors[i] for i in chosen])
-        elif found:
-            found = list(torch._foreach_mul(found, [factors[i] for i in chosen]))
-        for i, g in zip(chosen, found):
-            made[i] = g
-        return made
+            made: Sequence[Tensor] = [g * factor for g, factor in zip(found, by)]
+        elif not found or self.op.fresh:
+            if found:
+                torch._foreach_mul_(found, by)
+            return grads
+        else:
+            made = torch._foreach_mul(found, by)
+        for i, g in zip(places, made):
+            grads[i] = g
+        return grads
 
     # Linear maps, with a batch norm folded in where there is one ---------------------------------------------------
 

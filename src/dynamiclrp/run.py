@@ -137,7 +137,7 @@ def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Calla
             g = made[position]
             if g is not None:
                 made[position] = g * here.operand(position)
-        return tuple([_like(g, native) for g, native in zip(made, grads)])
+        return tuple([g if g is native else _like(g, native) for g, native in zip(made, grads)])
 
     return before if hooks_before else None, after if hooks_after else None
 

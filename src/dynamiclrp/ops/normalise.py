@@ -11,13 +11,15 @@ from torch.nn import functional as F
 from ..fused import fused
 from .table import Kind, row
 
+_LAYER_NORM = ("result2", "normalized_shape", "weight")
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
+
 
 def _layer_norm_fixed(n: Any, s: Tensor) -> Tensor:
     # LayerNorm's own backward for an input that equals its mean: the term of the standard deviation vanishes.
-    rstd = n.result2
-    return torch.ops.aten.native_layer_norm_backward.default(
-        s, n.zeros_like(s), n.normalized_shape, n.zeros_like(rstd), rstd, n.weight, None, [True, False, False]
-    )[0]
+    rstd, shape, weight = n.several(_LAYER_NORM)
+    made = _layer_norm_backward(s, n.zeros_like(s), shape, n.zeros_like(rstd), rstd, weight, None, [True, False, False])
+    return made[0]
 
 
 def _layer_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
