@@ -20,8 +20,9 @@ from .rules.base import OUT, Grads, reduce_to, sign
 from .step import FOLD_BIAS, Step
 from .values import Values
 
-# Elements of a weight whose magnitudes are taken at once: few launches on a GPU, what a CPU's cache holds.
-_PIECE = {"cpu": 1 << 18}
+# Elements of a weight whose magnitudes are taken at once. More would be most of the memory of a call, and on a CPU slower
+# than a cache that holds them; fewer would be small products and many launches.
+_PIECE = {"cpu": 1 << 22}
 _PIECE_ELSEWHERE = 1 << 24
 
 
@@ -313,7 +314,7 @@ class Here:
             return self.transposed(u, *self._absolute)
         x, w = (self.operand(position) for position in self.step.factors)
         parts = (self.transposed(u[..., i], x, self._weight_magnitude(w[..., i])) for i in self._pieces)
-        return reduce(torch.add, parts)
+        return reduce(Tensor.add_, parts)
 
     def add_signed(self, g: Tensor, v: Tensor) -> Tensor:
         """`g + ratio · sgn(x) · |W|ᵀv`, where g = Wᵀu is what the native backward made and x the live factor."""
