@@ -31,11 +31,11 @@ def test_pieces_change_nothing(rule, piece, monkeypatch):
 
 
 def test_a_large_weight_is_not_copied(monkeypatch):
-    model = nn.Linear(2048, 2048).eval()
-    x = torch.randn(1, 2048)
+    model = nn.Linear(4096, 8192).eval()
+    x = torch.randn(1, 4096)
     explainer = dlrp.Explainer(model, "gamma")
     explainer(x)
     pieces = peak_bytes(lambda: explainer(x))
     monkeypatch.setitem(_PIECE, "cpu", 1 << 30)
     whole = peak_bytes(lambda: explainer(x))
-    assert whole > 4 * 2048 * 2048 and pieces < whole / 4
+    assert whole > 4 * 4096 * 8192 and pieces < whole / 4
