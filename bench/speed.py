@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="rounds")
     parser.add_argument("--patience", type=float, default=2.5, help="seconds for one row; three rounds at least")
     parser.add_argument("--lxt", help="a folder that holds the package lxt")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="models that this file has from another run are kept")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     results: dict[str, Any] = {
@@ -116,6 +116,10 @@ def main() -> None:
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "models": {},
     }
+    if options.json and options.json.exists():
+        kept = json.loads(options.json.read_text())
+        if all(kept[key] == results[key] for key in ("machine", "versions")):
+            results["models"] = kept["models"]
     for name in options.models.split(",,"):
         for batch in map(int, options.batches.split(",")):
             batch = min(batch, 8) if name.startswith("Llama") else batch  # 8 x 512 tokens
