@@ -38,13 +38,14 @@ def table(rows: dict[str, dict[str, float]], failed: dict[str, str], absolute: b
         "",
         *(["ms", "a second"] if absolute else []),
         "time / gradient x input",
+        "fastest",
         "peak MiB",
         "memory / gradient x input",
     ]
     lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
     for label, row in rows.items():
         cells = [f"{row['milliseconds']:.2f}", f"{row['explanations a second']:.1f}"] if absolute else []
-        cells += [f"{row['ratio']:.2f}"]
+        cells += [f"{row['ratio']:.2f}", f"{row['fastest']:.2f}"]
         cells += [f"{row['peak MiB']:.0f}", f"{row['memory ratio']:.2f}"] if "peak MiB" in row else ["", ""]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     lines += [f"\n{label}: could not run ({why})." for label, why in failed.items()]
