@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+from .frozen import Frozen
 from .ops import OPS
 
 # One tensor of the forward pass: (index of the node that made it, number of that node's output).
@@ -29,7 +30,7 @@ class Structure:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class Graph(Frozen):
     """The operations between outputs and inputs; an operand's node always stands before its consumer."""
 
     structure: Structure
@@ -42,14 +43,6 @@ class Graph:
     watched: frozenset[Ref] = frozenset()  # those among the inputs that are only looked at on the way (layers)
     modules: tuple[str, ...] | None = None  # the innermost module of each node, where somebody watched the forward pass
     calls: dict[int, Any] = field(default_factory=dict, repr=False)  # recorded calls by node (see recorder.py)
-
-    def changed(self, **what: Any) -> Graph:
-        """A copy that says more; `dataclasses.replace` takes many times as long."""
-        made = object.__new__(Graph)
-        made.__dict__.update(self.__dict__, **what)
-        for name in _WORKED_OUT:
-            made.__dict__.pop(name, None)
-        return made
 
     def __len__(self) -> int:
         return len(self.structure.types)
@@ -137,9 +130,6 @@ class Graph:
         live = sum(self.runs)
         ops = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.most_common())
         return f"Graph of {len(self)} nodes, {live} live: {ops}"
-
-
-_WORKED_OUT = [name for name, value in vars(Graph).items() if isinstance(value, cached_property)]
 
 
 @cache

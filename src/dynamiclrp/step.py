@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .frozen import Frozen
 from .ops import Kind, Op
 from .promise import Key
 from .rules import Rule
@@ -17,7 +18,7 @@ FOLD_BIAS = -2  # what another node adds to a linear map: a batch norm that is f
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Frozen):
     """One live node: its rule and all that was decided about it."""
 
     node: int
@@ -45,14 +46,6 @@ class Step:
     def top(self) -> int:
         """The node whose output counts as this one's: of a folded batch norm, or of the sum that adds the bias."""
         return self.fold if self.fold is not None else self.added[0] if self.added is not None else self.node
-
-    def changed(self, **what: Any) -> Step:
-        """A copy with other decisions; `dataclasses.replace` would be most of a plan's time."""
-        made = object.__new__(Step)
-        made.__dict__.update(self.__dict__, **what)
-        for name in _WORKED_OUT:
-            made.__dict__.pop(name, None)
-        return made
 
     def needs(self, position: int) -> bool:
         return position in self.places
@@ -113,6 +106,3 @@ class Step:
         """Does the step hook in before, after the native backward?"""
         before, after = self.edits
         return before or self.convert, after or bool(self.multiply)
-
-
-_WORKED_OUT = [name for name, value in vars(Step).items() if isinstance(value, cached_property)]
