@@ -25,7 +25,7 @@ class Frozen:
         >>> one.double, one.changed(value=3).double
         (2, 6)
         """
-        kind: type[Any] = type(self)
+        kind: Any = type(self)
         made = object.__new__(kind)
         made.__dict__.update(self.__dict__, **what)
         for name in _worked_out(kind):
