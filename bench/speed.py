@@ -91,8 +91,9 @@ def rows_for(calls: dict[str, methods.Call], batch: int, repeats: int, patience:
             "fastest": round(min(found[label]) / min(found[floor]), 3),
         }
         if not label.endswith("CUDA graph"):  # what a graph holds is its own pool, reported by Explainer.captures
-            rows[label]["peak MiB"] = round(peak_bytes(call) / 2**20, 1)
-            rows[label]["memory ratio"] = round(rows[label]["peak MiB"] / (peak_bytes(calls[FLOOR]) / 2**20), 3)
+            peak = peak_bytes(call)
+            rows[label]["peak MiB"] = round(peak / 2**20, 1)
+            rows[label]["memory ratio"] = round(peak / peak_bytes(calls[FLOOR]), 3)
     for label, row in rows.items():
         row["milliseconds"] = round(statistics.median(times[label]), 3)
         row["explanations a second"] = round(1000 * batch / row["milliseconds"], 1)
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="rounds")
     parser.add_argument("--patience", type=float, default=2.5, help="seconds for one row; three rounds at least")
     parser.add_argument("--lxt", help="a folder that holds the package lxt")
-    parser.add_argument("--json", type=Path, help="models that this file has from another run are kept")
+    parser.add_argument("--json", type=Path, help="other models that this file has, of the same machine and versions, are kept")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     results: dict[str, Any] = {
