@@ -108,7 +108,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="rounds")
     parser.add_argument("--patience", type=float, default=2.5, help="seconds for one row; three rounds at least")
     parser.add_argument("--lxt", help="a folder that holds the package lxt")
-    parser.add_argument("--json", type=Path, help="other models that this file has, of the same machine and versions, are kept")
+    parser.add_argument(
+        "--json", type=Path, help="other models that this file has, of the same machine and versions, are kept"
+    )
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     results: dict[str, Any] = {
