@@ -43,6 +43,10 @@ CASES = {
     "identity": ({"eps": 1e-2}, lambda s, x, y: s * y / (x + 1e-2 * _sgn(x))),
     "identity_limit": ({}, lambda s, x, y, g: torch.where(x == 0, g, s * y / torch.where(x == 0, 1, x))),
     "layer_norm": ({}, lambda x, mean, rstd, weight, bias: (x - mean) * rstd * weight + bias),
+    "layer_norm_quotient": (
+        {"eps": 1e-2},
+        lambda s, x, mean, rstd, weight, bias: s * ((x - mean) * rstd * weight + bias) / (x + 1e-2 * _sgn(x)),
+    ),
     "absolute": ({"times": 0.3}, lambda w: 0.3 * w.abs()),
     "absolute_folded": (
         {"times": 0.3, "eps": EPS},
@@ -51,7 +55,7 @@ CASES = {
     "both": ({"times": 0.3}, lambda w: (0.3 * w.abs(), w + 0.3 * w.abs())),
     "both_folded": (
         {"times": 0.3, "eps": EPS},
-        lambda w, scale, var: tuple(f(w * scale / (var + EPS).sqrt()) for f in (lambda v: 0.3 * v.abs(), lambda v: v + 0.3 * v.abs())),
+        lambda w, scale, var: (0.3 * (w * scale / (var + EPS).sqrt()).abs(), w + 0.3 * w.abs() * _sgn(scale)),
     ),
     "add_signed": ({}, lambda g, more, x: g + _sgn(x) * more),
     "epsilon_absolute": (
@@ -79,6 +83,12 @@ CASES = {
     "affine_absolute": (
         {"eps": EPS, "stable": 1e-3, "text": "* y"},
         lambda s, x, weight, bias, mean, var: _affine_absolute(s, x, weight / (var + EPS).sqrt(), bias, mean),
+    ),
+    "affine_absolute_epsilon": (
+        {"eps": EPS, "stable": 1e-3, "below": 1e-2, "text": "* y"},
+        lambda s, x, weight, bias, mean, var: (
+            _affine_absolute(s, x, weight / (var + EPS).sqrt(), bias, mean) / (1 + 1e-2 / x.abs())
+        ),
     ),
 }  # fmt: skip
 for _suffix, _numbers, _bias in (
@@ -210,7 +220,7 @@ def kernels(monkeypatch):
 
     def compiled(name, text):
         call = _reference(name, text)
-        return lambda *tensors, **numbers: (used.add(name), call(*tensors, **numbers))[1]
+        return lambda tensors, numbers: (used.add(name), call(*tensors, **numbers))[1]
 
     monkeypatch.setattr(module, "serves", lambda tensor: tensor.is_floating_point())
     monkeypatch.setattr("dynamiclrp.here.serves", lambda tensor: tensor.is_floating_point())
@@ -229,7 +239,7 @@ class Net(nn.Module):
         self.third, self.fourth, self.fifth = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
         self.free = nn.BatchNorm2d(8, affine=False)
         self.linear, self.gate, self.layer = nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.LayerNorm(8)
-        self.head = nn.Linear(8, 5)
+        self.group, self.head = nn.GroupNorm(2, 8), nn.Linear(8, 5)
         for norm in (self.norm, self.second, self.free, self.fourth):
             nn.init.uniform_(norm.running_var, 0.5, 2)
             nn.init.normal_(norm.running_mean)
@@ -241,7 +251,7 @@ class Net(nn.Module):
         x = F.relu(self.norm(self.conv(x)))
         x = F.relu(self.fifth(F.relu(self.fourth(self.third(x)))))
         x = x + self.free(self.second(self.biased(x)))
-        x = self.layer(x.mean((2, 3)))
+        x = self.layer(self.group(x).mean((2, 3)))
         x = x * torch.sigmoid(x) + x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
         x = x + F.silu(self.gate(x)) * self.linear(x)
         return self.head(F.gelu(x.tanh()) + F.gelu(F.softplus(x), approximate="tanh"))
@@ -266,7 +276,7 @@ def test_rules_are_the_same_with_kernels(preset, kernels, monkeypatch):
         "epsilon-plus": {"zplus_folded", "zplus_bias", "absolute_folded", "both", "both_folded"},
         "dynamic": {
             "epsilon", "epsilon_absolute", "sum_shares", "sum_share_of_one", "sum_share_of_total", "product_shares",
-            "affine_absolute", "function_share", "identity",
+            "affine_absolute", "affine_absolute_epsilon", "function_share", "identity", "layer_norm_quotient",
         },
     }  # fmt: skip
     assert expected.get(preset, set()) <= kernels

@@ -62,11 +62,7 @@ class Saved:
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Zeros to read from; nodes of one pass share them."""
-        key = (tensor.shape, tensor.dtype, tensor.get_device())
-        made = self.scratch.get(key)
-        if made is None:
-            made = self.scratch[key] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
-        return made
+        return zeros_like(tensor, self.scratch)
 
     def several(self, names: tuple[str, ...]) -> tuple[Any, ...]:
         """Several values at once, for where no number can be negative."""
@@ -93,6 +89,15 @@ class Saved:
     def device(self) -> torch.device:
         """The device of the node's first output."""
         return self.node._input_metadata[0].device
+
+
+def zeros_like(tensor: Tensor, scratch: dict[Any, Any]) -> Tensor:
+    """Zeros to read from, made once for all tensors of one kind."""
+    key = (tensor.shape, tensor.dtype, tensor.get_device())
+    made = scratch.get(key)
+    if made is None:
+        made = scratch[key] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+    return made
 
 
 _saved_types: dict[type, type[Saved]] = {}
@@ -124,6 +129,19 @@ def _reader(name: str) -> Callable[[Saved], Any]:
         return value if type(value) is Tensor else _clean(value)
 
     return read
+
+
+def swap(node: Any, name: str, put: Callable[[Tensor], Any], get: Callable[[Any], Tensor]) -> bool:
+    """Let a node hold `put(value)` in place of what it saved, and its own backward find `get` of that.
+
+    It cannot be undone: for graphs that nobody else will use. False, and nothing happened: the value is not in its hands
+    (checkpointed, offloaded).
+    """
+    try:
+        getattr(node, "_raw_saved_" + name).register_hooks(put, get)
+    except RuntimeError:
+        return False
+    return True
 
 
 can_recompute_twice = GraphExecGroup is not None

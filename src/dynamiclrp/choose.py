@@ -13,6 +13,8 @@ from .graph import Graph
 from .ops import OPS, Kind, Op
 from .presets import Preset
 from .rules import (
+    Affine,
+    Epsilon,
     Folded,
     Gamma,
     Gradient,
@@ -273,4 +275,23 @@ def gather(graph: Graph, steps: list[Step]) -> list[Step]:
     for node, (parts, products) in held.items():
         if node not in taken and len(products) > 1:
             rules |= {node: Parted(parts)} | dict.fromkeys(products, Whole())
+    return [step.changed(rule=rules[step.node]) if step.node in rules else step for step in steps]
+
+
+def merge(graph: Graph, steps: list[Step]) -> list[Step]:
+    """Where a batch norm is all that uses a linear map's output, the map's epsilon rule is done in the norm's own kernel."""
+    known = {step.node: step for step in steps}
+    apart = {*graph.outputs, *graph.inputs}
+    rules: dict[int, Rule] = {}
+    for step in steps:
+        rule, ref = step.rule, (step.node, 0)
+        users = graph.consumers.get(ref, [])
+        if type(rule) is not Epsilon or not step.op.linear or len(users) != 1 or ref in apart:
+            continue
+        norm = known.get(users[0][0])
+        if norm is None or type(norm.rule) is not Affine or norm.rule.bias != "absolute" or norm.multiply:
+            continue
+        plain = step.form == "s" and not (step.convert or step.multiply) and step.edits == (True, False)
+        if plain and rule.of_coefficients(step):
+            rules |= {step.node: Whole(), norm.node: replace(norm.rule, below=rule.eps)}
     return [step.changed(rule=rules[step.node]) if step.node in rules else step for step in steps]

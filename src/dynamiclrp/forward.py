@@ -82,7 +82,9 @@ class Forward:
     ) -> tuple[Tensor, ...]:
         """Relevance at every edge that is explained."""
         edges, values = self._explained
-        return run(plan, self.graph, [self.output], [seed], edges, values, watch=watch, retain_graph=retain_graph)
+        return run(
+            plan, self.graph, [self.output], [seed], edges, values, watch=watch, retain_graph=retain_graph, ours=True
+        )
 
     def relevances(self, plan: Plan, seeds: Sequence[Seed], retain_graph: bool) -> Iterator[tuple[Tensor, ...]]:
         """The same for several seeds: in one backward pass, if every operation in it can be batched."""

@@ -33,8 +33,8 @@ class Here:
     bias_coefficient: Tensor | None = None  # likewise, at the output's shape
     ratio: float = 1.0  # likewise, what magnitudes still have to be multiplied by
     _times = 1.0  # what magnitudes are multiplied by
-    alike = False  # a rule says so: the same goes back through W and through |W|, and x cannot be negative
-    _sum: Tensor | None = None  # then W + |W|, where it can be had in passing
+    _sum: Tensor | None = None  # W + |W|, where one product serves for both
+    _replaced = False  # and the native backward multiplies by it
 
     def __init__(self, step: Step, values: Values) -> None:
         self.step, self.op, self._values = step, step.op, values
@@ -82,11 +82,10 @@ class Here:
         assert self.op.forward is not None
         return self.op.forward(self.saved, *operands)
 
-    def times_ratio(self, s: Tensor) -> Tensor:
-        """`s · f(x)/x` of an activation that has it in closed form."""
-        assert self.op.ratio is not None
-        made = None if self.op.fused is None else self.fused(self.op.fused(self.saved), s, self.saved.self)
-        return s * self.op.ratio(self.saved) if made is None else made
+    @property
+    def batched(self) -> bool:
+        """Do several relevances pass at once, in a dimension that only torch knows of?"""
+        return self._values.batched
 
     def fused(self, name: str, *tensors: Tensor, text: str = "", **numbers: float) -> Any:
         """The formula of that name in one kernel; None, where there is none for these tensors."""
@@ -267,20 +266,28 @@ class Here:
 
     def _weight_magnitude(self, w: Tensor) -> Tensor:
         """|W| of (a piece of) the operand that is no signal, times gain, folded batch norm and what a rule asked for."""
-        times, norm = self._times * abs(self._gain), self._norm
-        # convolutions: the sum costs a copy of the weight, and saves one of the input
-        both = self.alike and self.has_kernels and not self.linear.columns and self.step.live_factor == 0
-        made = None
+        times, norm, made = self._times * abs(self._gain), self._norm, None
+        both = self.step.alike and self.has_kernels
         if norm is None and (both or times != 1):
             made = self.fused("both" if both else "absolute", w, times=times)
         elif norm is not None and norm.weight is not None:
             scale, var = norm.weight.reshape(self._filters), norm.var.reshape(self._filters)
             made = self.fused("both_folded" if both else "absolute_folded", w, scale, var, eps=norm.eps, times=times)
         if both and made is not None:
-            made, self._sum = made
+            made, total = made
+            self._use(total)
         if made is not None:
             return made
-        return _times(w.abs() if norm is None else (w * norm.scale.reshape(self._filters)).abs_(), times)
+        made = _times(w.abs() if norm is None else (w * norm.scale.reshape(self._filters)).abs_(), times)
+        if self.step.alike and self._values.is_open(self.step.node):
+            # the native backward of a folded batch norm has multiplied by its scale already
+            more = made if norm is None else w.abs().mul_(norm.scale.sign().reshape(self._filters)).mul_(times)
+            self._use(torch.add(w, more, alpha=self.ratio))
+        return made
+
+    def _use(self, total: Tensor) -> None:
+        """Take W + |W| for both products, in the native backward if it can be told so."""
+        self._sum, self._replaced = total, self._values.replace(self.step.node, total)
 
     @cached_property
     def _pieces(self) -> list[slice]:
@@ -316,10 +323,10 @@ class Here:
         parts = (self.transposed(u[..., i], x, self._weight_magnitude(w[..., i])) for i in self._pieces)
         return reduce(Tensor.add_, parts)
 
-    def add_signed(self, g: Tensor, v: Tensor) -> Tensor:
+    def add_signed(self, g: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """`g + ratio · sgn(x) · |W|ᵀv`, where g = Wᵀu is what the native backward made and x the live factor."""
         if self._sum is not None:
-            return self.transposed(v, self._absolute[0], self._sum)
+            return g if self._replaced else self.transposed(u, self._absolute[0], self._sum)
         more = self.absolute_transposed(v)
         if self.step.nonnegative:
             return g.add(more, alpha=self.ratio)

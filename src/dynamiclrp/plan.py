@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .capture import output_shape, saved_tensor_names
-from .choose import choose, gather, settle_forms
+from .choose import choose, gather, merge, settle_forms
 from .errors import LostActivationError, UnknownOpError
 from .graph import Graph
 from .ops import OPS, Kind
@@ -66,7 +66,8 @@ class Plan:
     @cached_property
     def touched(self) -> tuple[int, ...]:
         """Nodes whose saved values are read."""
-        nodes = {step.node for step in self.hooked} | {step.fold for step in self.hooked if step.fold is not None}
+        nodes = {step.node for step in self.hooked if step.rule.looks or step.places}
+        nodes |= {step.fold for step in self.hooked if step.fold is not None}
         for source in self.sources.values():
             if not isinstance(source, Leaf):  # which saves nothing
                 nodes.add(getattr(source, "holder", getattr(source, "node", self.steps[0].node)))
@@ -121,7 +122,7 @@ def make_plan(graph: Graph, preset: Preset, *, everything: bool = False, on_miss
         _refuse_unknown(graph)
     steps, output_forms, input_forms = settle_forms(graph, choose(graph, preset))
     if not everything:  # the ledger looks at each product by itself
-        steps = gather(graph, steps)
+        steps = merge(graph, gather(graph, steps))
     return _promise(graph, preset, steps, output_forms, input_forms, everything)
 
 
@@ -270,9 +271,7 @@ def _closure(sources: Sources, keys: set[Key], uses: Counter[Key]) -> dict[Key, 
         key = stack.pop()
         if key in needed:
             continue
-        source = sources.get(key)
-        assert source is not None
-        needed[key] = source
+        source = needed[key] = sources.short(key)
         for operand in source.operands:
             uses[operand] += 1
             stack.append(operand)

@@ -8,7 +8,7 @@ frontier at any time: what the paper calls Pre-Promises is the normal case, and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .graph import Graph, Ref
 from .ops import OPS, Kind, Op
@@ -169,6 +169,20 @@ class Sources:
     def get(self, key: Key) -> Source | None:
         """None: the value is lost."""
         return self.table.get(key)
+
+    def short(self, key: Key) -> Source:
+        """Where to have a value that is not lost: of several reshapes in a row, the last."""
+        source = self.table[key]
+        if self._reshapes(source):
+            below = self.table[source.operands[0]]
+            while self._reshapes(below):
+                source = replace(source, operands=below.operands)
+                below = self.table[below.operands[0]]
+        return source
+
+    def _reshapes(self, source: Source) -> bool:
+        op = self.ops[source.node] if isinstance(source, (Undo, Replay)) else None
+        return op is not None and op.reshapes
 
     def _constants(self) -> None:
         for node, edges in enumerate(self.graph.edges):

@@ -6,7 +6,7 @@ every rule shares stand here once: missing gradients, dtypes, s against R, fetch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -35,11 +35,13 @@ def run(
     *,
     retain_graph: bool = False,
     batched: bool = False,
+    ours: bool = False,
     watch: Callable[[Step, Any, Values], tuple[Any, Any]] | None = None,
 ) -> tuple[Tensor, ...]:
     """Relevance of the inputs. `watch` gives hooks that look on (the ledger).
 
     `batched`: the seeds have one more dimension in front, and so has what is found.
+    `ours`: nobody else will use the graph, or look at what it saved.
     """
     handles: list[Any] = []
     try:
@@ -51,7 +53,12 @@ def run(
             device = outputs[0].device.type
             for node in values.regions:  # read before its own backward frees it
                 handles.append(graph.handles[node].register_prehook(_turn(values.saved, node)))
+            ours = ours and not retain_graph and watch is None
             for step in plan.hooked if watch is None else plan.steps:
+                if ours and step.blanks and values.blank(step.node, step.blanks):
+                    continue
+                if ours and step.alike:
+                    values.open(step.node, step.op.saved[step.factors[1]][0])
                 if step.rule.device in (None, device) or step.convert or step.multiply or watch is not None:
                     _attach(step, graph, values, handles, watch)
             for node in values.regions:  # and let go after the rules
@@ -111,6 +118,8 @@ def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Calla
     """Hooks before and after the native backward. What a rule fetched is let go after the last of them."""
     if step.direct is not None and not values.batched:
         return None, _direct(step.node, step.direct, values)
+    if step.scales is not None and not values.batched:
+        return None, _scaling(step.scales)
     rule, convert, multiply = step.rule, step.convert, step.multiply
     (edits_before, edits_after), (hooks_before, hooks_after) = step.edits, step.hooks
     passed: list[Here] = []  # from `before` to `after`
@@ -149,6 +158,17 @@ def _direct(node: int, direct: Callable[[Any, Tensor], Tensor], values: Values) 
             return None
         made = direct(values.saved(node), s)
         return (made if made.dtype == native.dtype else made.to(native.dtype), *grads[1:])
+
+    return after
+
+
+def _scaling(factors: Mapping[int, float]) -> Callable[..., None]:
+    places, by = list(factors), list(factors.values())
+
+    def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
+        if incoming[0] is not None:
+            made: Any = [grads[i] for i in places]
+            torch._foreach_mul_(made, by)
 
     return after
 

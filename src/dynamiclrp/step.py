@@ -102,6 +102,24 @@ class Step(Frozen):
         return self.rule.direct(self) if plain and self.edits == (False, True) else None
 
     @cached_property
+    def scales(self) -> Mapping[int, float] | None:
+        """Where all that the rule does is to multiply what the native backward made, in that memory: by how much."""
+        factors = self.rule.scales(self) if self.op.fresh and not (self.convert or self.multiply) else {}
+        factors = {i: factor for i, factor in factors.items() if factor != 1}
+        return factors if factors and 0 not in factors.values() else None
+
+    @cached_property
+    def blanks(self) -> tuple[str, ...]:
+        """Saved values that are zeros to the native backward, where nobody else will read them: then there is no hook."""
+        return () if self.direct is None else self.rule.blanks(self)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Convolutions: the same goes back through W and |W|, and x cannot be negative: W + |W| serves for both."""
+        linear = self.op.linear
+        return linear is not None and not linear.columns and self.live_factor == 0 and self.rule.alike(self)
+
+    @cached_property
     def hooks(self) -> tuple[bool, bool]:
         """Does the step hook in before, after the native backward?"""
         before, after = self.edits

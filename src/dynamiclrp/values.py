@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .capture import Saved, can_recompute_twice, checkpoint_mark, leaf_value, output_shape, read_ahead
+from .capture import Saved, can_recompute_twice, checkpoint_mark, leaf_value, output_shape, read_ahead, swap, zeros_like
 from .graph import Graph
 from .ops.table import unbroadcast
 from .plan import Plan
@@ -38,6 +39,8 @@ class Values:
         self.left = dict(plan.uses)
         self.scratch: dict[Any, Any] = {}  # what is needed again, by the same node or by others
         self.ready: dict[Key, Any] = {}
+        self._open: set[int] = set()  # nodes whose own backward reads what rules put into `_instead`
+        self._instead: dict[int, Tensor] = {}
         self._ahead: dict[int, dict[str, Any]] = {}  # saved tensors that were read before their node's turn
         self.regions = self._find_regions()
         for node, names in plan.extras:  # a replay may come after its node's turn, when what it saved is freed
@@ -69,6 +72,31 @@ class Values:
         if self.regions and node in self.regions and not self.regions[node].read:
             self._read(self.regions[node])
         return Saved(self.graph.handles[node], self._ahead.get(node), self.scratch)
+
+    def blank(self, node: int, names: tuple[str, ...]) -> bool:
+        """Let a node's own backward find zeros in what it saved. Could it be done? What others need of it is read by now."""
+        handle = self.graph.handles[node]
+        return node not in self.regions and all(swap(handle, name, self._zeros, _as_it_is) for name in names)
+
+    def _zeros(self, tensor: Tensor) -> Tensor:
+        return zeros_like(tensor, self.scratch)
+
+    def open(self, node: int, name: str) -> None:
+        """Let a rule choose what the node's own backward will find in what it saved, by `replace`."""
+        if node not in self.regions and swap(self.graph.handles[node], name, _as_it_is, partial(self._chosen, node)):
+            self._open.add(node)
+
+    def is_open(self, node: int) -> bool:
+        return node in self._open
+
+    def replace(self, node: int, value: Tensor) -> bool:
+        """Let the node's own backward find this value. Was it open?"""
+        if node in self._open:
+            self._instead[node] = value
+        return node in self._open
+
+    def _chosen(self, node: int, value: Tensor) -> Tensor:
+        return self._instead.pop(node, value)
 
     def _read(self, region: Region) -> None:
         """Recompute a checkpointed region and keep what its nodes saved, until they have all had their turn."""
@@ -161,3 +189,7 @@ class Values:
             value = value / factors[position]
         ref = self.graph.operand(node, position)
         return unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

@@ -48,9 +48,9 @@ def _rrelu(n: Any, x: Tensor) -> Tensor:
 row("ReluBackward0", A, result="result", forward=lambda n, x: F.relu(x), rectifies=True,
     ratio=lambda n: (n.result > 0).to(n.result.dtype))  # fmt: skip
 row("GeluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.gelu(x, approximate=n.approximate),
-    ratio=_gelu_ratio, fused=lambda n: "gelu_tanh" if n.approximate == "tanh" else "gelu")  # fmt: skip
+    ratio=_gelu_ratio, fused=lambda n: ("gelu_tanh" if n.approximate == "tanh" else "gelu", n.self))  # fmt: skip
 row("SiluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.silu(x),
-    ratio=lambda n: torch.sigmoid(n.self), fused=lambda n: "silu")  # fmt: skip
+    ratio=lambda n: torch.sigmoid(n.self), fused=lambda n: ("silu", n.self))  # fmt: skip
 row("MishBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.mish(x),
     ratio=lambda n: torch.tanh(F.softplus(n.self)))  # fmt: skip
 row("HardswishBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.hardswish(x),

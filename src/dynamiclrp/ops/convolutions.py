@@ -31,7 +31,7 @@ def _is_transposed(n: Any) -> bool:
 
 
 def _convolve(n: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.aten.convolution.default(x, w, bias, *_geometry(n))
+    return torch.convolution(x, w, bias, *_geometry(n))
 
 
 def _convolve_transposed(n: Any, which: int, u: Tensor, x: Tensor, w: Tensor) -> Tensor:

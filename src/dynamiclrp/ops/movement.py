@@ -43,12 +43,18 @@ def _unpermuted(n: Any, y: Tensor, shape: torch.Size) -> Tensor:
 
 # Views. `…_copy` are the same as copies, `…1` and higher numbers often the same in place.
 row("ViewBackward0 ViewBackward0_copy UnsafeViewBackward0 ReshapeAliasBackward0 ReshapeAliasBackward0_copy", M,
-    forward=lambda n, x: x.reshape(n.shape), undo=_reshaped)  # fmt: skip
-row("ReshapeCopyBackward0 MkldnnReshapeBackward0", M, forward=lambda n, x: x.reshape(n.shape), undo=_reshaped)
+    forward=lambda n, x: x.reshape(n.shape), undo=_reshaped, reshapes=True)  # fmt: skip
+row(
+    "ReshapeCopyBackward0 MkldnnReshapeBackward0",
+    M,
+    forward=lambda n, x: x.reshape(n.shape),
+    undo=_reshaped,
+    reshapes=True,
+)
 row("SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 SqueezeBackward3 SqueezeBackward4 SqueezeBackward5", M,
-    forward=lambda n, x: x.reshape(n.shape), undo=_reshaped)  # fmt: skip
+    forward=lambda n, x: x.reshape(n.shape), undo=_reshaped, reshapes=True)  # fmt: skip
 row("SqueezeBackward0_copy SqueezeBackward1_copy SqueezeBackward2_copy", M,
-    forward=lambda n, x: x.reshape(n.shape), undo=_reshaped)  # fmt: skip
+    forward=lambda n, x: x.reshape(n.shape), undo=_reshaped, reshapes=True)  # fmt: skip
 row("UnsqueezeBackward0 UnsqueezeBackward0_copy UnsqueezeBackward1", M,
     forward=lambda n, x: x.unsqueeze(n.dim), undo=_reshaped)  # fmt: skip
 row("TBackward0 TBackward0_copy TBackward1", M, forward=lambda n, x: x.t(), undo=lambda n, y, shape: y.t())

@@ -33,6 +33,16 @@ def _layer_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | 
     return (y if bias is None else y + bias).to(n.dtype)
 
 
+def _layer_norm_quotient(n: Any, eps: float) -> Tensor:
+    x = n.input
+    return _layer_norm(n, x, n.weight, n.bias) / torch.where(x < 0, x - eps, x + eps)
+
+
+def _layer_norm_kernel(n: Any) -> tuple[Any, ...]:
+    x, mean, rstd, weight, bias = n.several(("input", "result1", "result2", "weight", "bias"))
+    return () if weight is None or bias is None else ("layer_norm_quotient", x, mean, rstd, weight, bias)
+
+
 def _group_norm_fixed(n: Any, s: Tensor) -> Tensor:
     weight = n.weight
     g = s if weight is None else s * weight.reshape(-1, *[1] * (s.dim() - 2))
@@ -95,13 +105,13 @@ def _batch_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | 
 
 row("NativeLayerNormBackward0", Kind.NORMALISE,
     saved={0: ("input", None), 1: ("weight", None), 2: ("bias", None)}, fixed=_layer_norm_fixed,
-    forward=_layer_norm)  # fmt: skip
+    blank=("input", "result1"), quotient=_layer_norm_quotient, fused=_layer_norm_kernel, forward=_layer_norm)  # fmt: skip
 row("NativeGroupNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
-    fixed=_group_norm_fixed, signature=lambda n: (n.weight is not None,),
+    fixed=_group_norm_fixed, blank=("input", "result1"), signature=lambda n: (n.weight is not None,),
     absent=lambda signature: () if signature[0] else (1, 2),
     forward=lambda n, x, w=None, b=None: F.group_norm(x, n.group, w, b, n.eps))  # fmt: skip
 row("FusedRmsNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
-    fixed=_rms_norm_fixed)  # fmt: skip
+    fixed=_rms_norm_fixed, blank=("input",))  # fmt: skip
 for _names in (
     "NativeBatchNormBackward0 CudnnBatchNormBackward0 MiopenBatchNormBackward0",
     "NativeBatchNormLegitBackward0 NativeBatchNormLegitBackward1 NativeBatchNormLegitNoTrainingBackward0",

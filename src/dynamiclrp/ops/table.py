@@ -74,9 +74,18 @@ class Op:
     join: Callable[..., Tensor] | None = None  # the same for several outputs: (saved, outputs) → operand
     linear: LinearMap | None = None
     ratio: Callable[[Any], Tensor] | None = None  # activations: f(x)/x in closed form, from saved values
-    fused: Callable[[Any], str] | None = None  # activations that keep their input: the kernel for s·f(x)/x (fused.py)
+    quotient: Callable[[Any, float], Tensor] | None = (
+        None  # the same of other functions, with an eps in the denominator
+    )
+    fused: Callable[[Any], tuple[Any, ...]] | None = (
+        None  # for s times that: a kernel (fused.py), and what it takes beside s
+    )
     fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
+    blank: tuple[str, ...] = ()  # the same by its own backward: the attributes that it has to find zeros in
     weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
+    reshapes: bool = (
+        False  # movement: forward and undo are `reshape`, so that only the last of several in a row matters
+    )
     rectifies: bool = False  # zero gradient wherever output differs from input: output serves as input
     # products: positions of the operands that are multiplied; twice, if it holds two. Attention: query, key
     # and value, where they are not the first three

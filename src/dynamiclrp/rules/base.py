@@ -7,7 +7,7 @@ it returned. A rule says which values it `needs`; the Promise System gets them. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,7 @@ class Rule:
     delivers_relevance = False  # hands down R, not s
     kinds: frozenset[str] | None = None  # the kinds of operations it can serve; None: all
     needs_parameters = False  # computes with biases and other parameters that are added
+    looks = True  # reads what its node saved
     device: str | None = None  # the kind of device on which it has something to do; None: all
 
     def fits(self, kind: str) -> bool:
@@ -96,6 +97,18 @@ class Rule:
         Used where that operand is the only live one, and coefficients arrive.
         """
         return None
+
+    def scales(self, step: Step) -> Mapping[int, float]:
+        """`after` in short, for rules that only multiply what the native backward made for each operand."""
+        return {}
+
+    def blanks(self, step: Step) -> tuple[str, ...]:
+        """What the node saved that its own backward has to find zeros in, so that it does by itself what `direct` does."""
+        return ()
+
+    def alike(self, step: Step) -> bool:
+        """Linear maps: does it hand the same back through W and through |W|, to operands that cannot be negative?"""
+        return False
 
     def needs(self, step: Step) -> Iterable[int]:
         """Positions of the operands (or OUT) whose values the rule computes with."""
@@ -141,6 +154,8 @@ class Move(Rule):
 @dataclass(frozen=True)
 class Nothing(Rule):
     """No relevance passes."""
+
+    looks = False
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return [None] * len(grads)

@@ -103,8 +103,13 @@ class Epsilon(LinearRule):
     def edits(self, step: Step) -> tuple[bool, bool]:
         return True, self.bias == "absolute" and step.has_bias and step.bias in step.live
 
+    def of_coefficients(self, step: Step) -> bool:
+        """Is it a factor of the coefficient, by z alone?"""
+        carries_s = step.form == "s" or step.convert
+        return carries_s and self.top == 1 and not (self.bias == "absolute" and step.has_bias)
+
     def before(self, here: Here, s: Tensor) -> Tensor:
-        if here.carries_s and self.top == 1 and not (self.bias == "absolute" and here.step.has_bias):
+        if self.of_coefficients(here.step):
             # z / stab(z), which is 0 for z = 0 and 1 for an infinite z (an additive mask)
             eps, z = usable(self.eps, s), here.output
             made = here.fused("epsilon", s, z, eps=eps)
@@ -139,9 +144,9 @@ class _SignedRule(LinearRule):
     def magnitude(self, here: Here, eps: float = 0.0) -> Tensor:
         return here.magnitude(here.step.has_bias and self.bias == "proportional", eps)
 
-    def deliver(self, here: Here, grads: Grads) -> Grads:
+    def deliver(self, here: Here, grads: Grads, u: Tensor) -> Grads:
         """`Wᵀu + ratio · sgn(x)·|W|ᵀv`, with v from the stash."""
-        return self.give_bias(here, here.on_live(grads, lambda g: here.add_signed(g, here.stash)))
+        return self.give_bias(here, here.on_live(grads, lambda g: here.add_signed(g, u, here.stash)))
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,9 @@ class Gamma(_SignedRule):
         """Is z known to be positive where relevance arrives?"""
         return step.rectified and not (self.bias == "absolute" and step.has_bias)
 
+    def alike(self, step: Step) -> bool:
+        return bool(self.gamma and step.prepared and step.nonnegative)
+
     def before(self, here: Here, s: Tensor) -> Tensor:
         u, here.stash = self._parts(here, s)
         if here.wants_bias and self.bias == "proportional":
@@ -190,7 +198,6 @@ class Gamma(_SignedRule):
         # the denominator has the sign of z and the magnitude (1 + γ/2) d; nothing goes where z is 0
         eps, positive = usable(self.eps / (1 + self.gamma / 2), s), here.step.prepared
         ratio = here.ratio = here.take_factor(self._ratio) if self.gamma else 1.0
-        here.alike = positive and here.step.nonnegative
         if self.gamma and self.plain(here):
             made = here.fused_magnitude("gamma_positive" if positive else "gamma", s, here.step.has_bias, eps)
             if made is not None:
@@ -205,7 +212,7 @@ class Gamma(_SignedRule):
         return u, u * sgn
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return self.deliver(here, grads) if self.gamma else self.give_bias(here, grads)
+        return self.deliver(here, grads, s) if self.gamma else self.give_bias(here, grads)
 
     @property
     def _ratio(self) -> float:
@@ -217,9 +224,12 @@ class Gamma(_SignedRule):
 class ZPlus(_SignedRule):
     """Only positive contributions count (z⁺; Montavon et al. 2017), for inputs of any sign."""
 
+    def alike(self, step: Step) -> bool:
+        return step.nonnegative
+
     def before(self, here: Here, s: Tensor) -> Tensor:
         # rounding may take a sum of nothing positive below 0; the halves of both products cancel
-        eps, here.alike = usable(2 * self.eps, s), here.step.nonnegative
+        eps = usable(2 * self.eps, s)
         u = here.fused_magnitude("zplus", s, here.step.has_bias, eps) if self.plain(here) else None
         if u is None:
             r, z = self.relevance(here, s)
@@ -230,7 +240,7 @@ class ZPlus(_SignedRule):
         return u
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return self.deliver(here, grads)
+        return self.deliver(here, grads, s)
 
 
 @dataclass(frozen=True)
@@ -258,7 +268,7 @@ class AlphaBeta(_SignedRule):
         return positive - negative
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return self.deliver(here, grads)
+        return self.deliver(here, grads, s)
 
 
 @dataclass(frozen=True)

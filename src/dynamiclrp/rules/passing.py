@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
 if TYPE_CHECKING:
     from ..capture import Saved
     from ..here import Here
+    from ..ops import Op
     from ..step import Step
 
 
@@ -46,9 +48,11 @@ class Identity(Rule):
         return False, not (step.op.rectifies and step.form == "s")  # a rectifier's own backward is the identity rule
 
     def needs(self, step: Step) -> Iterable[int]:
-        if step.form == "R" or step.op.ratio is not None:
-            return ()
-        return (OUT, 0)
+        return () if step.form == "R" or self._closed(step) else (OUT, 0)
+
+    def _closed(self, step: Step) -> bool:
+        """Does the node keep all that f(x)/x is made of?"""
+        return step.op.ratio is not None or bool(self.eps and step.op.quotient is not None)
 
     def passes_relevance(self, step: Step) -> bool:
         return True
@@ -56,8 +60,20 @@ class Identity(Rule):
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if here.step.form == "R":
             return _first_only(grads, s)
-        passed = here.times_ratio(s) if here.op.ratio is not None else self._quotient(here, grads, s)
+        closed = self._closed(here.step)
+        passed = self._pass(here.op, here.saved, s, here.batched) if closed else self._quotient(here, grads, s)
         return _first_only(grads, passed)
+
+    def _pass(self, op: Op, saved: Saved, s: Tensor, batched: bool = False) -> Tensor:
+        """s · f(x)/x, from what the node saved."""
+        numbers: dict[str, Any] = {} if op.quotient is None else {"eps": usable(self.eps, s)}
+        if op.fused is not None and not batched:
+            kernel = op.fused(saved)
+            made = fused(kernel[0], s, *kernel[1:], **numbers) if kernel else None
+            if made is not None:
+                return made
+        factor: Any = op.quotient or op.ratio
+        return s * factor(saved, **numbers)
 
     def _quotient(self, here: Here, grads: Grads, s: Tensor) -> Tensor:
         """s · f(x)/x, from x and f(x)."""
@@ -73,15 +89,7 @@ class Identity(Rule):
         return torch.where(x == 0, _given(grads[0]), passed) if limit else passed
 
     def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
-        kernel, ratio = step.op.fused, step.op.ratio
-        if kernel is None or ratio is None:
-            return None
-
-        def passed(saved: Saved, s: Tensor) -> Tensor:
-            made = fused(kernel(saved), s, saved.self)
-            return s * ratio(saved) if made is None else made
-
-        return passed
+        return partial(self._pass, step.op) if self._closed(step) else None
 
     def _divide(self, numerator: Tensor, x: Tensor) -> Tensor:
         return numerator / stabilise(x, self.eps) if self.eps else divide(numerator, x)
@@ -158,6 +166,9 @@ class ScaleFixed(Rule):
     def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
         return step.op.fixed
 
+    def blanks(self, step: Step) -> tuple[str, ...]:
+        return step.op.blank
+
 
 @dataclass(frozen=True)
 class PassScale(Rule):
@@ -204,10 +215,13 @@ class Affine(Rule):
     "absolute": |shift| / (|scale·x| + |shift|), as it does behind a linear map under `Epsilon(bias="absolute")`, so
     s_x = s·y·sgn(x)·|scale| / (|scale·x| + |shift| + eps). Since |y| ≤ |scale·x| + |shift|, that never exceeds the
     gradient, whereas the identity rule's s·y/x has no bound where a convolution's output is near 0.
+
+    `below`: the eps of the epsilon rule of the linear map that made x, which is done here as well (see `choose.merge`).
     """
 
     bias: str = "proportional"
     eps: float = 0.0
+    below: float = 0.0
 
     kinds = frozenset({"batchnorm"})
 
@@ -240,8 +254,11 @@ class Affine(Rule):
         norm = batch_norm(here.saved)
         if norm.weight is not None and bias is not None and all(g is None for g in grads[1:]):
             values = [t.reshape(shape) for t in (norm.weight, bias, norm.mean, norm.var)]
-            stable = usable(self.eps, s)
-            made = here.fused("affine_absolute", s, x, *values, text=here.times("y"), eps=norm.eps, stable=stable)
+            numbers = {"eps": norm.eps, "stable": usable(self.eps, s)}
+            name = "affine_absolute"
+            if self.below:
+                name, numbers = "affine_absolute_epsilon", numbers | {"below": usable(self.below, s)}
+            made = here.fused(name, s, x, *values, text=here.times("y"), **numbers)
             if made is not None:
                 return [made, *grads[1:]]
         shift = -norm.mean * norm.scale if bias is None else bias - norm.mean * norm.scale
@@ -249,7 +266,10 @@ class Affine(Rule):
         product = x * scale
         total = product.abs() + shift.abs()
         unit = here.relevance(s, product + shift) / (total + usable(self.eps, total))
-        shares: Grads = [None if grads[0] is None else unit * sign(x) * scale.abs()]
+        share = unit * sign(x) * scale.abs()
+        if self.below:
+            share = share / (usable(self.below, s) / x.abs()).add_(1)
+        shares: Grads = [None if grads[0] is None else share]
         if len(grads) > 1:  # a parameter takes a share of a sum, not of a product
             shares += [
                 None,
@@ -268,6 +288,7 @@ class Attention(Rule):
     weights: float = 0.5
     lost: float = 0.0
 
+    looks = False
     kinds = frozenset({"attention"})
 
     def _factor(self, step: Step, position: int) -> float:
@@ -284,11 +305,13 @@ class Attention(Rule):
         both = query in step.live and key in step.live
         return pattern / 2 if both and position in (query, key) else pattern
 
-    def prepare(self, step: Step) -> dict[int, float]:
+    def scales(self, step: Step) -> dict[int, float]:
         return {i: self._factor(step, i) for i in step.live}
 
+    prepare = scales
+
     def edits(self, step: Step) -> tuple[bool, bool]:
-        return False, any(factor != 1 for factor in self.prepare(step).values())
+        return False, any(factor != 1 for factor in self.scales(step).values())
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return here.scaled(grads, here.step.prepared)

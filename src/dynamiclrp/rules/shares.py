@@ -141,6 +141,7 @@ class ProductShare(Rule):
 class Uniform(Rule):
     """Live factors of a product take equal parts (AttnLRP, eq. 11)."""
 
+    looks = False
     kinds = frozenset({"product"})
 
     def edits(self, step: Step) -> tuple[bool, bool]:
@@ -163,6 +164,8 @@ class Parted(Rule):
 
     parts: int = 2
 
+    looks = False
+
     def before(self, here: Here, s: Tensor) -> Tensor:
         return s / self.parts
 
@@ -183,6 +186,7 @@ class Split(Rule):
     gate: float = 0.5
     weights: float = 0.5
 
+    looks = False
     kinds = frozenset({"product"})
 
     def __post_init__(self) -> None:
@@ -229,6 +233,7 @@ class UniformPool(Rule):
 class SignalTakesAll(Rule):
     """The signal takes everything; gates, attention weights and statistics take nothing."""
 
+    looks = False
     kinds = frozenset({"product"})
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:

@@ -1,0 +1,148 @@
+"""Values swapped under a node's own backward: the same relevance as by hooks, and never in a graph that is the caller's."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dynamiclrp as dlrp
+from dynamiclrp import values
+
+
+class Convolutions(nn.Module):
+    """Rectified maps with and without a batch norm, whose scales are of both signs; strides, groups, a transposed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.normed = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, stride=2, padding=1, bias=False)
+        self.norm, self.grouped = nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=3, dilation=2, padding=2)
+        self.up, self.open, self.head = nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)
+        nn.init.normal_(self.norm.running_mean)
+        self.norm.weight.data = torch.tensor([1.0, -0.7, 0.4, -1.2, 0.0, 0.9])
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        x = F.relu(self.norm(self.normed(x)))
+        x = F.relu(self.up(F.relu(self.grouped(x))))
+        return self.head((x + self.open(x)).mean((2, 3)))
+
+
+class Norms(nn.Module):
+    """Layer and group norms, one without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.plain, self.group = (
+            nn.LayerNorm(8),
+            nn.LayerNorm(8, elementwise_affine=False),
+            nn.GroupNorm(2, 4),
+        )
+        self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        for norm in (self.layer, self.group):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + F.gelu(self.inner(self.layer(x)))
+        return self.head(self.plain(self.group(x))).mean(1)
+
+
+MODELS = {"convolutions": (Convolutions, (2, 3, 9, 9)), "norms": (Norms, (2, 4, 8))}
+# whose rules hand something else to a map's or norm's own backward
+SWAPS = {
+    "convolutions": {"default", "gamma", "epsilon-plus"},
+    "norms": {"attnlrp", "default", "gamma", "epsilon-plus", "epsilon"},
+}
+
+
+def _built(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    kind, shape = MODELS[name]
+    return kind().double().eval(), torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.fixture
+def swaps(monkeypatch):
+    """What was swapped; set `allowed` to False to have none."""
+
+    class Swaps(list):
+        allowed = True
+
+    found, real = Swaps(), values.swap
+
+    def swap(node, name, put, get):
+        done = found.allowed and real(node, name, put, get)
+        found.extend([name] if done else [])
+        return done
+
+    monkeypatch.setattr(values, "swap", swap)
+    return found
+
+
+@pytest.mark.parametrize("preset", ["attnlrp", "default", "gamma", "epsilon-plus", "epsilon", "dynamic"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_as_by_hooks(name, preset, swaps):
+    model, x = _built(name)
+    swapped = dlrp.explain(model, x, preset=preset).relevance
+    assert bool(swaps) == (preset in SWAPS[name])
+    swaps.allowed = False
+    torch.testing.assert_close(swapped, dlrp.explain(model, x, preset=preset).relevance, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("preset", ["attnlrp", "epsilon-plus"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_callers_graph_stays_what_it_was(name, preset, swaps):
+    model, x = _built(name)
+    x.requires_grad_()
+    scores = model(x).amax(-1)
+    (before,) = torch.autograd.grad(scores.sum(), x, retain_graph=True)
+    dlrp.relevance(scores, x, preset=preset, retain_graph=True)
+    (after,) = torch.autograd.grad(scores.sum(), x)
+    assert not swaps
+    torch.testing.assert_close(before, after, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_several_targets_share_a_graph(name):
+    model, x = _built(name)
+    together = dlrp.explain(model, x, preset="gamma", targets=[0, 2])
+    for target, one in zip([0, 2], together):
+        torch.testing.assert_close(one.relevance, dlrp.explain(model, x, preset="gamma", target=target).relevance)
+
+
+def test_where_values_are_elsewhere_hooks_serve(swaps):
+    model, x = _built("norms")
+    plain = dlrp.explain(model, x, preset="attnlrp").relevance
+    assert swaps
+    swaps.clear()
+    with torch.autograd.graph.save_on_cpu():
+        torch.testing.assert_close(dlrp.explain(model, x, preset="attnlrp").relevance, plain)
+    assert not swaps
+
+
+class Watched(nn.Module):
+    """A layer norm, and whether its input was gone when relevance came to it."""
+
+    gone: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = x * 1.0  # which nobody but the norm keeps
+        alive = weakref.ref(made)
+        y = F.layer_norm(made, x.shape[-1:])
+        y.register_hook(lambda grad: setattr(self, "gone", alive() is None))
+        return y
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_layer_norm_lets_go_of_its_input(allowed, swaps):
+    """Nobody reads it, so it is not kept until its turn."""
+    model, x = _built("norms")
+    model.plain, swaps.allowed = Watched(), allowed
+    dlrp.explain(model, x, preset="attnlrp")
+    assert model.plain.gone is allowed
