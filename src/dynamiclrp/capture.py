@@ -131,6 +131,14 @@ def _reader(name: str) -> Callable[[Saved], Any]:
     return read
 
 
+def saved_tensor(node: Any, name: str) -> Any:
+    """One tensor that a node saved: `Saved(node).name` in short."""
+    try:
+        return getattr(node, "_saved_" + name)
+    except (AttributeError, RuntimeError):  # what is no tensor of torch's table, or was freed
+        return getattr(Saved(node), name)
+
+
 def swap(node: Any, name: str, put: Callable[[Tensor], Any], get: Callable[[Any], Tensor]) -> bool:
     """Let a node hold `put(value)` in place of what it saved, and its own backward find `get` of that.
 

@@ -18,7 +18,7 @@ from .graph import Graph
 from .ops import OPS, Kind
 from .ops.refused import refusal
 from .presets import Preset
-from .promise import Branch, Key, Leaf, Promise, Replay, Source, Sources, describe, operand_key, value_key
+from .promise import Branch, Kept, Key, Leaf, Promise, Replay, Source, Sources, describe, operand_key, value_key
 from .rules import OUT, LinearRule
 from .step import FOLD_BIAS, Place, Step
 
@@ -52,6 +52,7 @@ class Plan:
     ops: int
     replayed: dict[int, tuple[str, ...]]  # by node that is replayed: the saved tensors its forward may read
     leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
+    touched: tuple[int, ...]  # nodes that saved tensors, of which some are read
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
     @cached_property
@@ -64,14 +65,11 @@ class Plan:
         return any(step.rule.needs_parameters for step in self.steps)
 
     @cached_property
-    def touched(self) -> tuple[int, ...]:
-        """Nodes whose saved values are read."""
-        nodes = {step.node for step in self.hooked if step.rule.looks or step.places}
-        nodes |= {step.fold for step in self.hooked if step.fold is not None}
-        for source in self.sources.values():
-            if not isinstance(source, Leaf):  # which saves nothing
-                nodes.add(getattr(source, "holder", getattr(source, "node", self.steps[0].node)))
-        return tuple(sorted(nodes))
+    def early(self) -> tuple[tuple[tuple[Key, int, str], ...], tuple[tuple[Key, Source], ...]]:
+        """What must be read before relevance moves: values that nodes saved, and others that rest on nothing."""
+        first = {key: source for key, source in self.sources.items() if not source.operands}
+        kept = tuple((key, at.holder, at.attribute) for key, at in first.items() if isinstance(at, Kept))
+        return kept, tuple((key, source) for key, source in first.items() if not isinstance(source, Kept))
 
     @cached_property
     def extras(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
@@ -184,12 +182,12 @@ def _promise(
         for step, places in zip(steps, wanted)
     }
     origins = {node: keys_ for node, keys_ in origins.items() if keys_}
+    steps = [
+        step.changed(places=places, rectified=_is_rectified(graph, step, forms)) for step, places in zip(steps, wanted)
+    ]
     return Plan(
         preset=preset,
-        steps=tuple(
-            step.changed(places=places, rectified=_is_rectified(graph, step, forms))
-            for step, places in zip(steps, wanted)
-        ),
+        steps=tuple(steps),
         output_forms=output_forms,
         input_forms=input_forms,
         forms=forms | {ref[0]: form for ref, form in zip(graph.inputs, input_forms)},
@@ -200,8 +198,17 @@ def _promise(
         ops=len(set(graph.types)),
         replayed=_read_by_replays(graph, needed),
         leaves=tuple(sorted(_leaves(needed) - {node for node, _ in graph.inputs})),
+        touched=_touched(graph, steps, needed),
         missing=dict(missing_ops(graph)),
     )
+
+
+def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> tuple[int, ...]:
+    hooked = [step for step in steps if any(step.hooks)]
+    nodes = {step.node for step in hooked if step.rule.looks or step.places}
+    nodes |= {step.fold for step in hooked if step.fold is not None}
+    nodes |= {getattr(source, "holder", getattr(source, "node", steps[0].node)) for source in sources.values()}
+    return tuple(sorted(node for node in nodes if saved_tensor_names(graph.types[node])))
 
 
 def _leaves(sources: dict[Key, Source]) -> set[int]:

@@ -58,7 +58,7 @@ def run(
                 if ours and step.blanks and values.blank(step.node, step.blanks):
                     continue
                 if ours and step.alike:
-                    values.open(step.node, step.op.saved[step.factors[1]][0])
+                    values.open(step.node, step.weight)
                 if step.rule.device in (None, device) or step.convert or step.multiply or watch is not None:
                     _attach(step, graph, values, handles, watch)
             for node in values.regions:  # and let go after the rules
@@ -122,6 +122,8 @@ def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Calla
         return None, _scaling(step.scales)
     rule, convert, multiply = step.rule, step.convert, step.multiply
     (edits_before, edits_after), (hooks_before, hooks_after) = step.edits, step.hooks
+    if values.is_open(step.node) and not multiply and step.bias not in step.live:
+        hooks_after = False  # the native backward does it
     passed: list[Here] = []  # from `before` to `after`
 
     def before(grads: tuple[Tensor | None, ...]) -> Any:

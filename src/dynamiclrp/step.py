@@ -60,6 +60,11 @@ class Step(Frozen):
         """Positions of the operands that are multiplied."""
         return self.op.linear.factors if self.op.linear else self.op.factors
 
+    @property
+    def weight(self) -> str:
+        """The attribute that holds the second factor."""
+        return self.op.saved[self.factors[1]][0]
+
     @cached_property
     def live_factors(self) -> tuple[int, ...]:
         """Live operands that are multiplied; all live ones, where nothing is."""

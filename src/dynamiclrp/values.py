@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import Saved, can_recompute_twice, checkpoint_mark, leaf_value, output_shape, read_ahead, swap, zeros_like
+from .capture import (
+    Saved,
+    can_recompute_twice,
+    checkpoint_mark,
+    leaf_value,
+    output_shape,
+    read_ahead,
+    saved_tensor,
+    swap,
+    zeros_like,
+)
 from .graph import Graph
 from .ops.table import unbroadcast
 from .plan import Plan
@@ -47,10 +57,15 @@ class Values:
             if node not in self.regions:
                 saved = Saved(graph.handles[node])
                 self._ahead[node] = {name: getattr(saved, name) for name in names}
-        for key, source in plan.sources.items():
-            # What other nodes saved must be read now: a backward pass frees it node by node.
-            if not source.operands and not (isinstance(source, Kept) and source.holder in self.regions):
-                self.ready[key] = self._fetch(source)
+        # What other nodes saved must be read now: a backward pass frees it node by node.
+        kept, others = plan.early
+        for key, holder, attribute in kept:
+            if holder in self._ahead:
+                self.ready[key] = getattr(self.saved(holder), attribute)
+            elif holder not in self.regions:
+                self.ready[key] = saved_tensor(graph.handles[holder], attribute)
+        for key, source in others:
+            self.ready[key] = self._fetch(source)
 
     def _find_regions(self) -> dict[int, Region]:
         """Checkpointed regions by node. Older torch cannot recompute one of them twice in a backward pass: read all now."""

@@ -8,8 +8,12 @@ from torch import Tensor
 from .table import Kind, LinearMap, row
 
 
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a, b) if a.dim() == b.dim() == 2 else a @ b  # which takes a while to find that out
+
+
 def _matmul_transposed(n: Any, which: int, u: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return u @ b.mT if which == 0 else a.mT @ u
+    return _times(u, b.mT) if which == 0 else _times(a.mT, u)
 
 
 def _columns(n: Any) -> tuple[int, ...]:
@@ -18,7 +22,7 @@ def _columns(n: Any) -> tuple[int, ...]:
 
 def _matmul(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is None:
-        return a @ b
+        return _times(a, b)
     return torch.addmm(bias, a, b) if a.dim() == b.dim() == 2 and bias.dim() == 1 else a @ b + bias
 
 
