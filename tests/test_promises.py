@@ -124,10 +124,10 @@ class Watch:
         watch = self
 
         class Values(dynamiclrp.run.Values):
-            def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            def __init__(self, plan: dlrp.Plan, *arguments: Any, **keywords: Any) -> None:
                 self.built: Counter[tuple] = Counter()
-                super().__init__(*arguments, **keywords)
-                self.names = {id(source): key for key, source in self.plan.sources.items()}
+                self.names = {id(source): key for key, source in plan.sources.items()}
+                super().__init__(plan, *arguments, **keywords)
                 watch.runs.append(self)
                 for key, value in self.ready.items():
                     watch.compare(self, key, value)

@@ -131,7 +131,7 @@ class Captured:
         if fresh:
             given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             for static, value in zip(self._values, given):
-                static.copy_(value.detach(), non_blocking=True)
+                static.copy_(value.detach() if value.requires_grad else value, non_blocking=True)
             self._forward.replay()
             self._owner = owner
         seed = None

@@ -39,6 +39,7 @@ class Here:
     def __init__(self, step: Step, values: Values) -> None:
         self.step, self.op, self._values = step, step.op, values
         self._operands: dict[int, Tensor] = {}
+        self._fetched: dict[int, Any] = {}
         # the batch norm that is folded in, whose turn it is: after it what it saved is freed
         self._norm = None if step.fold is None else batch_norm(values.saved(step.fold))
 
@@ -46,7 +47,20 @@ class Here:
     def saved(self) -> Saved:
         return self._values.saved(self.step.node)
 
+    def fetch(self) -> Here:
+        """Take the values that are at hand. Before relevance moves, one node after the other, it costs a third."""
+        ready = self._values.ready
+        for position, place in self.step.places.items():
+            if isinstance(place, str):
+                self._fetched[position] = getattr(self.saved, place)
+            elif place in ready:
+                self._fetched[position] = self._values.take(place)
+        self.step.rule.early(self)
+        return self
+
     def _value(self, position: int) -> Any:
+        if position in self._fetched:
+            return self._fetched.pop(position)
         place = self.step.places[position]
         return getattr(self.saved, place) if isinstance(place, str) else self._values.take(place)
 
@@ -86,6 +100,10 @@ class Here:
     def batched(self) -> bool:
         """Do several relevances pass at once, in a dimension that only torch knows of?"""
         return self._values.batched
+
+    def serves(self, tensor: Tensor) -> bool:
+        """Are there kernels for such a tensor?"""
+        return not self._values.batched and serves(tensor)
 
     def fused(self, name: str, *tensors: Tensor, text: str = "", **numbers: float) -> Any:
         """The formula of that name in one kernel; None, where there is none for these tensors."""
@@ -232,7 +250,7 @@ class Here:
     @cached_property
     def has_kernels(self) -> bool:
         """Are there kernels for this map's values?"""
-        return not self._values.batched and serves(self.operand(self.step.live_factors[0]))
+        return self.serves(self.operand(self.step.live_factors[0]))
 
     def take_factor(self, factor: float) -> float:
         """Have magnitudes multiplied by a factor, if a kernel does it in passing; the factor that is left to be done."""
@@ -248,12 +266,29 @@ class Here:
         values, text = (s, self.output, self.magnitude(bias=False)), self.times("z")
         if not bias:
             return fused(name, *values, text=text, plus=plus)
-        times, norm = self._times, self._norm
-        if norm is None or norm.weight is None or self._shift is None or self._own_bias is not None:
+        times, norm, folded = self._times, self._norm, self._norm_of_output
+        if norm is None or folded is None:
             return fused(f"{name}_bias", *values, self.bias, text=text, plus=plus, times=times)
-        shape = self.linear.spread(self.saved) if self.linear.spread else (-1,)
-        folded = [t.reshape(shape) for t in (self._shift, norm.mean, norm.weight, norm.var)]
         return fused(f"{name}_folded", *values, *folded, text=text, plus=plus, times=times, eps=norm.eps)
+
+    def spread_norm(self) -> None:
+        """Have what kernels take of a folded batch norm at hand."""
+        if self._norm is not None and self.serves(self._norm.mean):
+            _ = self._norm_of_output, self._norm_of_weight
+
+    @cached_property
+    def _norm_of_output(self) -> list[Tensor] | None:
+        """Shift, mean, weight and variance of a folded batch norm, to be broadcast to the output; None: not all are there."""
+        norm = self._norm
+        if norm is None or norm.weight is None or self._shift is None or self._own_bias is not None:
+            return None
+        return [self._spread(t) for t in (self._shift, norm.mean, norm.weight, norm.var)]
+
+    @cached_property
+    def _norm_of_weight(self) -> list[Tensor] | None:
+        """Weight and variance, to be broadcast to the map's weight."""
+        norm = self._norm
+        return None if norm is None or norm.weight is None else [t.view(self._filters) for t in (norm.weight, norm.var)]
 
     @cached_property
     def _absolute(self) -> tuple[Tensor, Tensor]:
@@ -270,9 +305,9 @@ class Here:
         both = self.step.alike and self.has_kernels
         if norm is None and (both or times != 1):
             made = self.fused("both" if both else "absolute", w, times=times)
-        elif norm is not None and norm.weight is not None:
-            scale, var = norm.weight.reshape(self._filters), norm.var.reshape(self._filters)
-            made = self.fused("both_folded" if both else "absolute_folded", w, scale, var, eps=norm.eps, times=times)
+        elif norm is not None and self._norm_of_weight is not None:
+            name = "both_folded" if both else "absolute_folded"
+            made = self.fused(name, w, *self._norm_of_weight, eps=norm.eps, times=times)
         if both and made is not None:
             made, total = made
             self._use(total)

@@ -18,7 +18,7 @@ from .graph import Graph
 from .ops import OPS, Kind
 from .ops.refused import refusal
 from .presets import Preset
-from .promise import Branch, Kept, Key, Leaf, Promise, Replay, Source, Sources, describe, operand_key, value_key
+from .promise import Branch, Kept, Key, Leaf, Promise, Replay, Source, Sources, Undo, describe, operand_key, value_key
 from .rules import OUT, LinearRule
 from .step import FOLD_BIAS, Place, Step
 
@@ -52,6 +52,7 @@ class Plan:
     ops: int
     replayed: dict[int, tuple[str, ...]]  # by node that is replayed: the saved tensors its forward may read
     leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
+    may_view: frozenset[Key]  # values that are views of their one operand, if strides allow it
     touched: tuple[int, ...]  # nodes that saved tensors, of which some are read
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
@@ -70,6 +71,21 @@ class Plan:
         first = {key: source for key, source in self.sources.items() if not source.operands}
         kept = tuple((key, at.holder, at.attribute) for key, at in first.items() if isinstance(at, Kept))
         return kept, tuple((key, source) for key, source in first.items() if not isinstance(source, Kept))
+
+    @cached_property
+    def views(self) -> tuple[tuple[Key, Source], ...]:
+        """Values that are views of those, as far as can be told beforehand, each after what it is a view of."""
+        ready = {key for key, source in self.sources.items() if not source.operands}
+        found: dict[Key, Source] = {}
+        for key in self.sources:
+            chain = []
+            while key not in ready and key in self.may_view:
+                chain.append(key)
+                (key,) = self.sources[key].operands
+            if key in ready:
+                found |= {link: self.sources[link] for link in reversed(chain)}
+                ready |= set(chain)
+        return tuple(found.items())
 
     @cached_property
     def extras(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
@@ -198,9 +214,17 @@ def _promise(
         ops=len(set(graph.types)),
         replayed=_read_by_replays(graph, needed),
         leaves=tuple(sorted(_leaves(needed) - {node for node, _ in graph.inputs})),
+        may_view=frozenset(key for key, source in needed.items() if _may_view(graph, source)),
         touched=_touched(graph, steps, needed),
         missing=dict(missing_ops(graph)),
     )
+
+
+def _may_view(graph: Graph, source: Source) -> bool:
+    if not isinstance(source, Undo) and not (isinstance(source, Replay) and not source.recorded):
+        return False
+    op = OPS[graph.types[source.node].__name__]
+    return len(source.operands) == 1 and (op.views or op.reshapes)
 
 
 def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> tuple[int, ...]:

@@ -120,29 +120,31 @@ def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Calla
         return None, _direct(step.node, step.direct, values)
     if step.scales is not None and not values.batched:
         return None, _scaling(step.scales)
+    if step.divides != 1:
+        return _dividing(step.divides), None
     rule, convert, multiply = step.rule, step.convert, step.multiply
     (edits_before, edits_after), (hooks_before, hooks_after) = step.edits, step.hooks
     if values.is_open(step.node) and not multiply and step.bias not in step.live:
         hooks_after = False  # the native backward does it
-    passed: list[Here] = []  # from `before` to `after`
+    held = [] if values.regions else [Here(step, values).fetch()]  # from here to `before` and on to `after`
 
     def before(grads: tuple[Tensor | None, ...]) -> Any:
         given = grads[0]
         if given is None:
             return None
-        here = Here(step, values)
+        here = held.pop() if held else Here(step, values)
         s = divide(given, here.output) if convert else given
         if edits_before:
             s = rule.before(here, s)
         if hooks_after:
-            passed.append(here)
+            held.append(here)
         return (_like(s, given), *grads[1:])
 
     def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
         s = incoming[0]
         if s is None:
             return None
-        here = passed.pop() if passed else Here(step, values)
+        here = held.pop() if held else Here(step, values)
         made: Grads = rule.after(here, list(grads), s) if edits_after else list(grads)
         for position in multiply:
             g = made[position]
@@ -173,6 +175,14 @@ def _scaling(factors: Mapping[int, float]) -> Callable[..., None]:
             torch._foreach_mul_(made, by)
 
     return after
+
+
+def _dividing(by: int) -> Callable[..., Any]:
+    def before(grads: tuple[Tensor | None, ...]) -> Any:
+        s = grads[0]
+        return None if s is None else (s / by, *grads[1:])
+
+    return before
 
 
 def _like(g: Tensor | None, native: Tensor | None) -> Tensor | None:

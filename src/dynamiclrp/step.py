@@ -107,6 +107,11 @@ class Step(Frozen):
         return self.rule.direct(self) if plain and self.edits == (False, True) else None
 
     @cached_property
+    def divides(self) -> int:
+        """Where all that the rule does is to divide what arrives: by how much."""
+        return self.rule.divides(self) if self.hooks == (True, False) and not self.convert else 1
+
+    @cached_property
     def scales(self) -> Mapping[int, float] | None:
         """Where all that the rule does is to multiply what the native backward made, in that memory: by how much."""
         factors = self.rule.scales(self) if self.op.fresh and not (self.convert or self.multiply) else {}

@@ -66,6 +66,31 @@ class Values:
                 self.ready[key] = saved_tensor(graph.handles[holder], attribute)
         for key, source in others:
             self.ready[key] = self._fetch(source)
+        if not self.regions:
+            self._view(plan.views)
+
+    def _view(self, views: Sequence[tuple[Key, Any]]) -> None:
+        """Make views now, one after the other, while Python is warm: they take no memory."""
+        ready, op_of = self.ready, self.graph.op
+        for key, source in views:
+            (operand,) = source.operands
+            if operand not in ready:
+                continue
+            if op_of(source.node).reshapes:
+                try:
+                    ready[key] = ready[operand].view(self._shape(source))
+                except RuntimeError:  # a copy, which had better be made when it is needed
+                    continue
+                self._release(operand)
+            else:
+                ready[key] = self._build(source)
+
+    def _shape(self, source: Replay | Undo) -> torch.Size:
+        """The shape of what a reshape, or its undoing, makes."""
+        if isinstance(source, Replay):
+            return output_shape(self.graph.handles[source.node], 0)
+        node, number = self.graph.operand(source.node, 0)
+        return output_shape(self.graph.handles[node], number)
 
     def _find_regions(self) -> dict[int, Region]:
         """Checkpointed regions by node. Older torch cannot recompute one of them twice in a backward pass: read all now."""

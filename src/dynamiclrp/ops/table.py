@@ -83,6 +83,7 @@ class Op:
     fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
     blank: tuple[str, ...] = ()  # the same by its own backward: the attributes that it has to find zeros in
     weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
+    views: bool = False  # movement: forward and undo never copy
     reshapes: bool = (
         False  # movement: forward and undo are `reshape`, so that only the last of several in a row matters
     )

@@ -83,6 +83,9 @@ class Rule:
     def prepare(self, step: Step) -> Any:
         """What can be worked out once per plan; `step.prepared` holds it."""
 
+    def early(self, here: Here) -> None:
+        """What can be worked out before relevance moves, and takes no memory; `here.stash` may hold it."""
+
     def before(self, here: Here, s: Tensor) -> Tensor:
         """What to feed the native backward with."""
         return s
@@ -97,6 +100,10 @@ class Rule:
         Used where that operand is the only live one, and coefficients arrive.
         """
         return None
+
+    def divides(self, step: Step) -> int:
+        """`before` in short, for rules that only divide what arrives into equal parts: how many. 1: for others."""
+        return 1
 
     def scales(self, step: Step) -> Mapping[int, float]:
         """`after` in short, for rules that only multiply what the native backward made for each operand."""

@@ -141,6 +141,10 @@ class _SignedRule(LinearRule):
         if step.has_bias:
             yield step.bias
 
+    def early(self, here: Here) -> None:
+        if here.step.fold is not None:
+            here.spread_norm()
+
     def magnitude(self, here: Here, eps: float = 0.0) -> Tensor:
         return here.magnitude(here.step.has_bias and self.bias == "proportional", eps)
 

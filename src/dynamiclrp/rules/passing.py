@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..fused import fused
-from ..ops.normalise import batch_norm
+from ..ops.normalise import BatchNorm, batch_norm
 from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
 
 if TYPE_CHECKING:
@@ -243,6 +243,17 @@ class Affine(Rule):
     def takes_relevance(self, step: Step) -> bool:
         return self.bias == "absolute"
 
+    def early(self, here: Here) -> None:
+        if self.bias == "absolute":
+            here.stash = self._channels(here)
+
+    def _channels(self, here: Here) -> tuple[BatchNorm, list[Tensor] | None]:
+        """The norm, and what a kernel takes of it."""
+        norm, bias, rank = batch_norm(here.saved), here.operand(2), here.operand(0).dim()
+        if norm.weight is None or bias is None or not here.serves(bias):
+            return norm, None
+        return norm, [t.view(1, -1, *[1] * (rank - 2)) for t in (norm.weight, bias, norm.mean, norm.var)]
+
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         shape = (1, -1, *[1] * (s.dim() - 2))
         if self.bias == "proportional":
@@ -251,9 +262,8 @@ class Affine(Rule):
                 return grads
             return [s * batch_norm(here.saved).scale.reshape(shape), *grads[1:]]
         x, bias = here.operand(0), here.operand(2)
-        norm = batch_norm(here.saved)
-        if norm.weight is not None and bias is not None and all(g is None for g in grads[1:]):
-            values = [t.reshape(shape) for t in (norm.weight, bias, norm.mean, norm.var)]
+        norm, values = here.stash or self._channels(here)
+        if values is not None and all(g is None for g in grads[1:]):
             numbers = {"eps": norm.eps, "stable": usable(self.eps, s)}
             name = "affine_absolute"
             if self.below:

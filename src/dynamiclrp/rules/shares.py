@@ -148,6 +148,9 @@ class Uniform(Rule):
         # one multiplication beforehand serves both factors, unless something is added to the product
         return (step.live == step.live_factors, step.live != step.live_factors)
 
+    def divides(self, step: Step) -> int:
+        return step.parts if step.live == step.live_factors else 1
+
     def before(self, here: Here, s: Tensor) -> Tensor:
         return s / here.step.parts
 
@@ -165,6 +168,9 @@ class Parted(Rule):
     parts: int = 2
 
     looks = False
+
+    def divides(self, step: Step) -> int:
+        return self.parts
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         return s / self.parts
