@@ -45,7 +45,10 @@ def table(rows: dict[str, dict[str, float]], failed: dict[str, str], absolute: b
     lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
     for label, row in rows.items():
         cells = [f"{row['milliseconds']:.2f}", f"{row['explanations a second']:.1f}"] if absolute else []
-        cells += [f"{row['ratio']:.2f}", f"{row['fastest']:.2f}"]
+        earlier = ", ".join(
+            f"{ratio:.2f}" for ratio in row.get("earlier", []) if label not in (FLOOR, f"{FLOOR}, CUDA graph")
+        )
+        cells += [f"{row['ratio']:.2f}" + (f" ({earlier})" if earlier else ""), f"{row['fastest']:.2f}"]
         cells += [f"{row['peak MiB']:.0f}", f"{row['memory ratio']:.2f}"] if "peak MiB" in row else ["", ""]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     lines += [f"\n{label}: could not run ({why})." for label, why in failed.items()]

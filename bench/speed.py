@@ -6,7 +6,7 @@
 Per model and batch: milliseconds, explanations a second, peak memory, and ratios to gradient x input with frozen
 parameters. Each call takes turns with gradient x input alone, three of one in a row, then three of the other (one, where a call
 takes long): noise meets both alike, and both are as warm as in a loop over a data set. Its ratio is the median of the rounds' ratios; `fastest` is that of
-the fastest calls. On a GPU also as CUDA graphs, against the captured gradient.
+the fastest calls. Where the file has a run before, its ratio is kept as `earlier`. On a GPU also as CUDA graphs, against the captured gradient.
 `--lxt PATH` adds the AttnLRP authors' patched Llama.
 """
 
@@ -30,6 +30,7 @@ from models import MODELS, build
 
 FLOOR = "gradient x input"
 LONG = 1.0  # seconds, of two rounds
+EARLIER = 3  # runs whose ratios are kept beside the last one's
 
 
 def calls_for(
@@ -100,6 +101,14 @@ def rows_for(calls: dict[str, methods.Call], batch: int, repeats: int, patience:
     return rows
 
 
+def with_earlier(rows: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """Rows, and what the same calls' ratios were in runs before: how far they can be trusted."""
+    for label, row in rows.items():
+        if label in before:
+            row["earlier"] = [*before[label].get("earlier", []), before[label]["ratio"]][-EARLIER:]
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -109,7 +118,9 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=2.5, help="seconds for one row; three rounds at least")
     parser.add_argument("--lxt", help="a folder that holds the package lxt")
     parser.add_argument(
-        "--json", type=Path, help="other models that this file has, of the same machine and versions, are kept"
+        "--json",
+        type=Path,
+        help="other models that this file has, of the same machine and versions, are kept, and ratios of those that are run again",
     )
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -130,7 +141,9 @@ def main() -> None:
             calls, failed = calls_for(name, model, inputs, options.device, options.lxt)
             rows = rows_for(calls, batch, options.repeats, options.patience)
             del calls
-            results["models"][f"{name}, batch {batch}"] = {"rows": rows, "failed": failed}
+            key = f"{name}, batch {batch}"
+            rows = with_earlier(rows, results["models"].get(key, {}).get("rows", {}))
+            results["models"][key] = {"rows": rows, "failed": failed}
             print(f"\n{name}, batch {batch}")
             for label, row in rows.items():
                 print(f"  {label:32} " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)

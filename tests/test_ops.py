@@ -261,35 +261,35 @@ LINEAR = [sample for sample in every() if OPS[sample.node].linear is not None]
 
 
 def linear_call(sample: Sample):
-    """The call, its map, what the map saved, the two factors and the bias as it stands in the output."""
+    """The call, its map, what the map saved and multiplies by, the two factors and the bias as it stands in the output."""
     call = Call(Case(sample))
     linear, saved = call.op.linear, Saved(call.node)
     first, second = (call.operands[i] for i in linear.factors)
     bias = None if linear.bias is None else call.operands[linear.bias]
     added = 0 if bias is None else linear.factor(saved) * spread(linear, saved, bias)
-    return call, linear, saved, first, second, added
+    return call, linear, saved, 1 if linear.gain is None else linear.gain(saved), first, second, added
 
 
 @parametrise("sample", LINEAR)
 def test_product_is_the_output_without_the_bias(sample):
-    call, linear, saved, first, second, added = linear_call(sample)
-    product = linear.product(saved, first, second)
+    call, linear, saved, gain, first, second, added = linear_call(sample)
+    product = gain * linear.product(saved, first, second)
     torch.testing.assert_close(product + added, call.outputs[0].detach(), rtol=1e-12, atol=1e-12)
 
 
 @parametrise("which", [0, 1])
 @parametrise("sample", LINEAR)
 def test_transposed_is_the_gradient_of_a_factor(sample, which):
-    call, linear, saved, first, second, _ = linear_call(sample)
+    call, linear, saved, gain, first, second, _ = linear_call(sample)
     u = torch.randn_like(call.outputs[0])
     (expected,) = torch.autograd.grad(call.outputs[0], call.arguments[linear.factors[which]], u)
-    actual = linear.transposed(saved, which, u, first, second)
+    actual = gain * linear.transposed(saved, which, u, first, second)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @parametrise("sample", LINEAR)
 def test_the_products_are_of_the_given_factors_not_of_the_saved_ones(sample):
-    _, linear, saved, first, second, _ = linear_call(sample)
+    _, linear, saved, _, first, second, _ = linear_call(sample)
     others = [torch.randn_like(factor).requires_grad_() for factor in (first, second)]
     product = linear.product(saved, *others)
     u = torch.randn_like(product)
@@ -306,7 +306,7 @@ def spread(linear: LinearMap, saved: Saved, channels: Tensor) -> Tensor:
     "sample", [s for s in LINEAR if OPS[s.node].linear.channels is not None and "transpose" not in str(s).lower()]
 )
 def test_channels_scale_the_output(sample):
-    _, linear, saved, first, second, _ = linear_call(sample)
+    _, linear, saved, _, first, second, _ = linear_call(sample)
     product = linear.product(saved, first, second)
     channel = 1 if OPS[sample.node].kind is Kind.CONV else product.dim() - 1
     scale = torch.rand(product.shape[channel], dtype=torch.float64) + 0.5

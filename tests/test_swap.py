@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import dynamiclrp as dlrp
 from dynamiclrp import values
+from dynamiclrp.rules import Gamma, ScaleFixed
 
 
 class Convolutions(nn.Module):
@@ -146,3 +147,28 @@ def test_a_layer_norm_lets_go_of_its_input(allowed, swaps):
     model.plain, swaps.allowed = Watched(), allowed
     dlrp.explain(model, x, preset="attnlrp")
     assert model.plain.gone is allowed
+
+
+class Half(ScaleFixed):
+    """A subclass that overrides the long form alone."""
+
+    def after(self, here, grads, s):
+        return [None if g is None else g / 2 for g in super().after(here, grads, s)]
+
+
+class Doubled(Gamma):
+    def before(self, here, s):
+        return 2 * super().before(here, s)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "rule"), [("norms", "normalise", Half()), ("convolutions", "conv", Doubled(0.25))]
+)
+def test_a_subclass_means_what_it_overrides(name, kind, rule, swaps):
+    model, x = _built(name)
+    preset = dlrp.preset("gamma") | {kind: rule}
+    changed = dlrp.explain(model, x, preset=preset).relevance
+    assert not swaps
+    assert not torch.allclose(changed, dlrp.explain(model, x, preset="gamma").relevance)
+    leaf = x.requires_grad_()
+    torch.testing.assert_close(changed, dlrp.relevance(model(leaf), leaf, preset=preset)[0])

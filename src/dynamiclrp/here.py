@@ -38,8 +38,8 @@ class Here:
 
     def __init__(self, step: Step, values: Values) -> None:
         self.step, self.op, self._values = step, step.op, values
-        self._operands: dict[int, Tensor] = {}
-        self._fetched: dict[int, Any] = {}
+        self.linear: LinearMap = step.op.linear  # type: ignore[assignment]  # asked for by rules of linear maps alone
+        self._operands: dict[int, Any] = {}  # and other values that the rule needs, by position
         # the batch norm that is folded in, whose turn it is: after it what it saved is freed
         self._norm = None if step.fold is None else batch_norm(values.saved(step.fold))
 
@@ -52,30 +52,28 @@ class Here:
         ready = self._values.ready
         for position, place in self.step.places.items():
             if isinstance(place, str):
-                self._fetched[position] = getattr(self.saved, place)
+                self._operands[position] = getattr(self.saved, place)
             elif place in ready:
-                self._fetched[position] = self._values.take(place)
+                self._operands[position] = self._values.take(place)
         self.step.rule.early(self)
         return self
-
-    def _value(self, position: int) -> Any:
-        if position in self._fetched:
-            return self._fetched.pop(position)
-        place = self.step.places[position]
-        return getattr(self.saved, place) if isinstance(place, str) else self._values.take(place)
 
     @cached_property
     def output(self) -> Tensor:
         """The node's output (of the folded batch norm or the sum that adds the bias, where there is one)."""
-        value = self._value(OUT)
+        value = self.operand(OUT)
         if self.step.added is None:
             return value
         _, own = self._alphas
         return (value if own == 1 else value / own).reshape(self.saved.shape)
 
-    def operand(self, position: int) -> Tensor:
+    def operand(self, position: int) -> Any:
+        """A value that the rule needs."""
         if position not in self._operands:
-            self._operands[position] = self._value(position)
+            place = self.step.places[position]
+            self._operands[position] = (
+                getattr(self.saved, place) if isinstance(place, str) else self._values.take(place)
+            )
         return self._operands[position]
 
     @property
@@ -139,15 +137,9 @@ class Here:
 
     # Linear maps, with a batch norm folded in where there is one ---------------------------------------------------
 
-    @property
-    def linear(self) -> LinearMap:
-        """The map itself; for rules that serve linear maps only."""
-        assert self.op.linear is not None
-        return self.op.linear
-
     @cached_property
     def _gain(self) -> float:
-        return self.linear.gain(self.saved)
+        return 1 if self.linear.gain is None else self.linear.gain(self.saved)
 
     @property
     def wants_bias(self) -> bool:
@@ -167,8 +159,7 @@ class Here:
     @property
     def _filters(self) -> tuple[int, ...]:
         """The shape in which one number per output channel can be broadcast to the weight."""
-        assert self.linear.channels is not None
-        return self.linear.channels(self.saved)
+        return self.linear.channels(self.saved)  # type: ignore[misc]
 
     @cached_property
     def channel_bias(self) -> Tensor:
@@ -193,7 +184,7 @@ class Here:
     @cached_property
     def _shift(self) -> Tensor | None:
         """What the folded batch norm adds."""
-        return self._value(FOLD_BIAS)
+        return self.operand(FOLD_BIAS)
 
     @property
     def _alphas(self) -> tuple[float, float]:
@@ -207,7 +198,7 @@ class Here:
         """What the sum above adds, broadcastable to the map's own output."""
         assert self.step.added is not None
         node, _ = self.step.added
-        bias, shape = self._value(FOLD_BIAS), self.saved.shape
+        bias, shape = self.operand(FOLD_BIAS), self.saved.shape
         factor, own = self._alphas
         bias = bias if factor == own else bias * (factor / own)
         if bias.dim() <= 1 and bias.shape[-1:] == shape[-1:]:
@@ -236,16 +227,12 @@ class Here:
         if w.dtype != dtype or (bias is not None and bias.dtype != dtype):
             x, w, *rest = _same_dtype(x, w, *(() if bias is None else (bias,)))
             bias = rest[0] if rest else None
-        if self._gain != 1:
-            made = self.linear.product(self.saved, x, w) / self._gain
-            return made if bias is None else made + self._spread(bias)
         return self.linear.product(self.saved, x, w, bias)
 
     def transposed(self, u: Tensor, x: Tensor, w: Tensor) -> Tensor:
         if not u.dtype == x.dtype == w.dtype:
             u, x, w = _same_dtype(u, x, w)
-        made = self.linear.transposed(self.saved, self.step.live_factor, u, x, w)
-        return made if self._gain == 1 else made / self._gain
+        return self.linear.transposed(self.saved, self.step.live_factor, u, x, w)
 
     @cached_property
     def has_kernels(self) -> bool:
@@ -271,10 +258,15 @@ class Here:
             return fused(f"{name}_bias", *values, self.bias, text=text, plus=plus, times=times)
         return fused(f"{name}_folded", *values, *folded, text=text, plus=plus, times=times, eps=norm.eps)
 
-    def spread_norm(self) -> None:
-        """Have what kernels take of a folded batch norm at hand."""
-        if self._norm is not None and self.serves(self._norm.mean):
-            _ = self._norm_of_output, self._norm_of_weight
+    def look(self) -> None:
+        """Work out what does not depend on relevance and takes no memory."""
+        if self._norm is not None:
+            if self.serves(self._norm.mean):
+                _ = self._norm_of_output, self._norm_of_weight
+        elif self.step.added is None and self.step.bias in self._operands:
+            _ = self._gain, self.bias
+        if self.step.live_factors[0] in self._operands:
+            _ = self.has_kernels
 
     @cached_property
     def _norm_of_output(self) -> list[Tensor] | None:

@@ -53,7 +53,9 @@ class Plan:
     replayed: dict[int, tuple[str, ...]]  # by node that is replayed: the saved tensors its forward may read
     leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
     may_view: frozenset[Key]  # values that are views of their one operand, if strides allow it
-    touched: tuple[int, ...]  # nodes that saved tensors, of which some are read
+    touched: dict[
+        int, str | None
+    ]  # nodes that saved tensors, of which some are read: on which kind of device; None: any
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
     @cached_property
@@ -227,12 +229,14 @@ def _may_view(graph: Graph, source: Source) -> bool:
     return len(source.operands) == 1 and (op.views or op.reshapes)
 
 
-def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> tuple[int, ...]:
+def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> dict[int, str | None]:
     hooked = [step for step in steps if any(step.hooks)]
-    nodes = {step.node for step in hooked if step.rule.looks or step.places}
-    nodes |= {step.fold for step in hooked if step.fold is not None}
-    nodes |= {getattr(source, "holder", getattr(source, "node", steps[0].node)) for source in sources.values()}
-    return tuple(sorted(node for node in nodes if saved_tensor_names(graph.types[node])))
+    nodes = {step.node: None if step.convert or step.multiply else step.rule.device for step in hooked if step.looks}
+    nodes |= dict.fromkeys([step.fold for step in hooked if step.fold is not None])
+    nodes |= dict.fromkeys(
+        [getattr(source, "holder", getattr(source, "node", steps[0].node)) for source in sources.values()]
+    )
+    return {node: nodes[node] for node in sorted(nodes) if saved_tensor_names(graph.types[node])}
 
 
 def _leaves(sources: dict[Key, Source]) -> set[int]:

@@ -104,33 +104,57 @@ class Step(Frozen):
     def direct(self) -> Any:
         """The rule's short form, where it serves."""
         plain = self.live == (0,) and self.form == "s" and not (self.convert or self.multiply)
-        return self.rule.direct(self) if plain and self.edits == (False, True) else None
+        short = plain and self.edits == (False, True) and _says(self.rule, "direct", "after")
+        return self.rule.direct(self) if short else None
+
+    @property
+    def looks(self) -> bool:
+        """Does the rule read what the node saved?"""
+        return self.rule.looks or bool(self.places) or not _says(self.rule, "looks", "before", "after")
 
     @cached_property
     def divides(self) -> int:
         """Where all that the rule does is to divide what arrives: by how much."""
-        return self.rule.divides(self) if self.hooks == (True, False) and not self.convert else 1
+        short = self.hooks == (True, False) and not self.convert and _says(self.rule, "divides", "before")
+        return self.rule.divides(self) if short else 1
 
     @cached_property
     def scales(self) -> Mapping[int, float] | None:
         """Where all that the rule does is to multiply what the native backward made, in that memory: by how much."""
-        factors = self.rule.scales(self) if self.op.fresh and not (self.convert or self.multiply) else {}
+        short = self.op.fresh and not (self.convert or self.multiply) and _says(self.rule, "scales", "after")
+        factors = self.rule.scales(self) if short else {}
         factors = {i: factor for i, factor in factors.items() if factor != 1}
         return factors if factors and 0 not in factors.values() else None
 
     @cached_property
     def blanks(self) -> tuple[str, ...]:
         """Saved values that are zeros to the native backward, where nobody else will read them: then there is no hook."""
-        return () if self.direct is None else self.rule.blanks(self)
+        short = self.direct is not None and _says(self.rule, "blanks", "after", "direct")
+        return self.rule.blanks(self) if short else ()
 
     @cached_property
     def alike(self) -> bool:
         """Convolutions: the same goes back through W and |W|, and x cannot be negative: W + |W| serves for both."""
         linear = self.op.linear
-        return linear is not None and not linear.columns and self.live_factor == 0 and self.rule.alike(self)
+        if (
+            linear is None
+            or linear.columns
+            or self.live_factor != 0
+            or not _says(self.rule, "alike", "before", "after")
+        ):
+            return False
+        return self.rule.alike(self)
 
     @cached_property
     def hooks(self) -> tuple[bool, bool]:
         """Does the step hook in before, after the native backward?"""
         before, after = self.edits
         return before or self.convert, after or bool(self.multiply)
+
+
+def _says(rule: Rule, short: str, *long: str) -> bool:
+    """Does the rule's short form speak for its long ones? Not where a subclass overrides these alone."""
+    for kind in type(rule).__mro__:
+        if any(name in vars(kind) for name in long):
+            return short in vars(kind)
+    return False

@@ -96,8 +96,9 @@ class Values:
         """Checkpointed regions by node. Older torch cannot recompute one of them twice in a backward pass: read all now."""
         found: dict[Any, Region] = {}
         regions = {}
-        for node in self.plan.touched:
-            mark = checkpoint_mark(self.graph.handles[node])
+        here = self.outputs[0].device.type
+        for node, device in self.plan.touched.items():
+            mark = checkpoint_mark(self.graph.handles[node]) if device in (None, here) else None
             if mark is not None:
                 regions[node] = found.setdefault(mark, Region([]))
                 regions[node].nodes.append(node)

@@ -26,18 +26,11 @@ def _matmul(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.addmm(bias, a, b) if a.dim() == b.dim() == 2 and bias.dim() == 1 else a @ b + bias
 
 
-def _addmm(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    if n.alpha == 1:
-        return _matmul(n, a, b, bias)
-    product = n.alpha * (a @ b)
-    return product if bias is None else product + bias
-
-
 _MM = LinearMap((0, 1), _matmul, _matmul_transposed, channels=_columns, columns=True)
 _ADDMM = LinearMap(
     (1, 2),
-    _addmm,
-    lambda n, which, u, a, b: _matmul_transposed(n, which, u if n.alpha == 1 else n.alpha * u, a, b),
+    _matmul,
+    _matmul_transposed,
     bias=0,
     factor=lambda n: n.beta,
     gain=lambda n: n.alpha,
@@ -60,16 +53,16 @@ row("DotBackward0", Kind.LINEAR, saved={0: ("self", 1), 1: ("tensor", 0)}, forwa
 
 
 def _addmv_transposed(n: Any, which: int, u: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return n.alpha * (u[:, None] * b if which == 0 else a.t() @ u)
+    return u[:, None] * b if which == 0 else a.t() @ u
 
 
 def _outer(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    product = n.alpha * torch.outer(a, b)
+    product = torch.outer(a, b)
     return product if bias is None else product + bias
 
 
 def _addbmm(n: Any, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    product = n.alpha * torch.bmm(a, b).sum(0)
+    product = torch.bmm(a, b).sum(0)
     return product if bias is None else product + bias
 
 
@@ -78,15 +71,15 @@ row("VdotBackward0", Kind.LINEAR, saved={0: ("self", 1), 1: ("other", 0)}, forwa
                      lambda n, which, u, a, b: u * (b if which == 0 else a)))  # fmt: skip
 row("AddmvBackward0", Kind.LINEAR, saved={1: ("mat", 2), 2: ("vec", 1)},
     forward=lambda n, c, a, b: torch.addmv(c, a, b, beta=n.beta, alpha=n.alpha),
-    linear=LinearMap((1, 2), _addmm, _addmv_transposed, bias=0, factor=lambda n: n.beta, gain=lambda n: n.alpha))  # fmt: skip
+    linear=LinearMap((1, 2), _matmul, _addmv_transposed, bias=0, factor=lambda n: n.beta, gain=lambda n: n.alpha))  # fmt: skip
 row("AddrBackward0", Kind.LINEAR, saved={1: ("vec1", 2), 2: ("vec2", 1)},
     forward=lambda n, c, a, b: torch.addr(c, a, b, beta=n.beta, alpha=n.alpha),
     linear=LinearMap((1, 2), _outer,
-                     lambda n, which, u, a, b: n.alpha * (u @ b if which == 0 else u.t() @ a),
+                     lambda n, which, u, a, b: u @ b if which == 0 else u.t() @ a,
                      bias=0, factor=lambda n: n.beta, gain=lambda n: n.alpha))  # fmt: skip
 row("AddbmmBackward0", Kind.LINEAR, saved={1: ("batch1", 2), 2: ("batch2", 1)},
     forward=lambda n, c, a, b: torch.addbmm(c, a, b, beta=n.beta, alpha=n.alpha),
-    linear=LinearMap((1, 2), _addbmm, lambda n, which, u, a, b: n.alpha * _matmul_transposed(n, which, u, a, b),
+    linear=LinearMap((1, 2), _addbmm, _matmul_transposed,
                      bias=0, factor=lambda n: n.beta, gain=lambda n: n.alpha))  # fmt: skip
 
 # What other backends make of a linear layer: its weight is (out, in).

@@ -72,8 +72,15 @@ def _eps(n: Any) -> float:
 
 def _in_training(n: Any) -> bool:
     """Batch statistics? Some variants of batch norm say so by their name."""
-    name = type(n.node).__name__
-    return "WithUpdate" in name or (n.training if hasattr(type(n), "training") else False)
+    return n.training if hasattr(type(n), "training") else "WithUpdate" in type(n.node).__name__
+
+
+def _signature(n: Any) -> tuple[bool, bool]:
+    """Batch statistics? A weight and a bias?"""
+    if hasattr(type(n), "training"):
+        training, weight = n.several(("training", "weight"))
+        return training, weight is not None
+    return _in_training(n), n.weight is not None
 
 
 @dataclass(eq=False)
@@ -119,7 +126,7 @@ for _names in (
 ):
     row(_names, Kind.BATCHNORM,
         saved={0: ("input", None), 1: ("weight", None)}, fixed=_batch_norm_fixed, forward=_batch_norm,
-        signature=lambda n: (_in_training(n), n.weight is not None),
+        signature=_signature,
         absent=lambda signature: () if signature[1] else (1, 2))  # fmt: skip
 row("WeightNormInterfaceBackward0", Kind.NORMALISE, saved={0: ("v", None), 1: ("g", None)},
     fixed=lambda n, s: s * (n.g / n.result1), forward=lambda n, v, g: v * (g / n.result1))  # fmt: skip

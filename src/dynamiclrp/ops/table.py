@@ -54,7 +54,7 @@ class LinearMap:
     transposed: Callable[[Any, int, Tensor, Tensor, Tensor], Tensor]
     bias: int | None = None  # position of the operand that is added
     factor: Callable[[Any], Any] = lambda n: 1  # what the bias is multiplied by
-    gain: Callable[[Any], Any] = lambda n: 1  # what the product is multiplied by (`product` does so itself)
+    gain: Callable[[Any], Any] | None = None  # what the product is multiplied by (`product` and `transposed` do not)
     # saved → the shape in which one number per output channel can be broadcast to the output; None: as it is
     spread: Callable[[Any], tuple[int, ...]] | None = None
     # the same for the second factor; None: its channels cannot be told

@@ -142,15 +142,17 @@ class _SignedRule(LinearRule):
             yield step.bias
 
     def early(self, here: Here) -> None:
-        if here.step.fold is not None:
-            here.spread_norm()
+        here.look()
 
     def magnitude(self, here: Here, eps: float = 0.0) -> Tensor:
         return here.magnitude(here.step.has_bias and self.bias == "proportional", eps)
 
     def deliver(self, here: Here, grads: Grads, u: Tensor) -> Grads:
         """`Wᵀu + ratio · sgn(x)·|W|ᵀv`, with v from the stash."""
-        return self.give_bias(here, here.on_live(grads, lambda g: here.add_signed(g, u, here.stash)))
+        for i in here.step.live_factors:
+            g = grads[i]
+            grads[i] = None if g is None else here.add_signed(g, u, here.stash)
+        return self.give_bias(here, grads) if here.wants_bias else grads
 
 
 @dataclass(frozen=True)
