@@ -66,9 +66,12 @@ class Saved:
 
     def several(self, names: tuple[str, ...]) -> tuple[Any, ...]:
         """Several values at once, for where no number can be negative."""
-        if self.read is not None:
-            return tuple([getattr(self, name) for name in names])
-        return _several(names)(self.node)
+        if self.read is None:
+            try:
+                return _several(names)(self.node)
+            except RuntimeError:  # freed: named below
+                pass
+        return tuple([getattr(self, name) for name in names])
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:

@@ -84,7 +84,7 @@ class Graph(Frozen):
 
     def op(self, node: int) -> Any:
         """The row of the operation."""
-        return OPS[self.types[node].__name__]
+        return OPS[self.structure.types[node].__name__]
 
     def where(self, node: int) -> str:
         """The node as error messages name it."""

@@ -35,6 +35,8 @@ class Here:
     _times = 1.0  # what magnitudes are multiplied by
     _sum: Tensor | None = None  # W + |W|, where one product serves for both
     _replaced = False  # and the native backward multiplies by it
+    _flat = False  # a product of two matrices, of which no pieces have to be taken
+    _absolute_weight: Tensor | None = None  # then |W|
 
     def __init__(self, step: Step, values: Values) -> None:
         self.step, self.op, self._values = step, step.op, values
@@ -234,10 +236,12 @@ class Here:
             u, x, w = _same_dtype(u, x, w)
         return self.linear.transposed(self.saved, self.step.live_factor, u, x, w)
 
-    @cached_property
+    @property
     def has_kernels(self) -> bool:
-        """Are there kernels for this map's values?"""
-        return self.serves(self.operand(self.step.live_factors[0]))
+        """Are there kernels for this pass' values? Those that are elsewhere get none, each by itself."""
+        if self._values.kernels is None:
+            self._values.kernels = self.serves(self._values.outputs[0])
+        return self._values.kernels
 
     def take_factor(self, factor: float) -> float:
         """Have magnitudes multiplied by a factor, if a kernel does it in passing; the factor that is left to be done."""
@@ -250,7 +254,8 @@ class Here:
         """A formula of what arrives, of the output, and of `|x|·|W| + |b|`, which it adds up itself; None without kernels."""
         if not self.has_kernels:
             return None
-        values, text = (s, self.output, self.magnitude(bias=False)), self.times("z")
+        q = self._flat_magnitude(s) if self._flat else self.magnitude(bias=False)
+        values, text = (s, self.output, q), self.times("z")
         if not bias:
             return fused(name, *values, text=text, plus=plus)
         times, norm, folded = self._times, self._norm, self._norm_of_output
@@ -264,9 +269,19 @@ class Here:
             if self.serves(self._norm.mean):
                 _ = self._norm_of_output, self._norm_of_weight
         elif self.step.added is None and self.step.bias in self._operands:
-            _ = self._gain, self.bias
-        if self.step.live_factors[0] in self._operands:
-            _ = self.has_kernels
+            _ = self.bias
+        if self.step.flat and self.has_kernels and self._gain == 1:
+            self._flat = self.operand(self.step.factors[1]).numel() <= _PIECE_ELSEWHERE
+
+    def _flat_magnitude(self, s: Tensor) -> Tensor:
+        """`magnitude` in short, for a product of two matrices."""
+        first, second = self.step.factors
+        x, w = self.operand(first), self.operand(second)
+        if s.dtype == x.dtype == w.dtype:
+            self._absolute_weight = w.abs() if self._times == 1 else fused("absolute", w, times=self._times)
+        if self._absolute_weight is None:
+            return self.magnitude(bias=False)
+        return torch.mm(x if self.step.nonnegative else x.abs(), self._absolute_weight)
 
     @cached_property
     def _norm_of_output(self) -> list[Tensor] | None:
@@ -344,6 +359,8 @@ class Here:
 
     def absolute_transposed(self, u: Tensor) -> Tensor:
         """`|W|ᵀu`, the extra backward product of the rules on signed parts."""
+        if self._absolute_weight is not None:
+            return torch.mm(u, self._absolute_weight.mT)
         if not self._pieces:
             return self.transposed(u, *self._absolute)
         x, w = (self.operand(position) for position in self.step.factors)
@@ -358,7 +375,7 @@ class Here:
         if self.step.nonnegative:
             return g.add(more, alpha=self.ratio)
         x = self.operand(self.step.live_factors[0])
-        made = self.fused("add_signed", g, more, x) if self.ratio == 1 else None
+        made = fused("add_signed", g, more, x) if self.has_kernels and self.ratio == 1 else None
         return g.add(more.mul_(sign(x)), alpha=self.ratio) if made is None else made
 
 

@@ -133,6 +133,12 @@ class Step(Frozen):
         return self.rule.blanks(self) if short else ()
 
     @cached_property
+    def flat(self) -> bool:
+        """Is it one matrix of signals times one of weights, and nothing else?"""
+        alone = self.fold is None and self.added is None
+        return alone and self.name in ("Mm", "Addmm") and self.live_factor == 0
+
+    @cached_property
     def alike(self) -> bool:
         """Convolutions: the same goes back through W and |W|, and x cannot be negative: W + |W| serves for both."""
         linear = self.op.linear

@@ -47,6 +47,7 @@ class Values:
     ) -> None:
         self.plan, self.graph, self.outputs, self.keep, self.batched = plan, graph, outputs, keep, batched
         self.left = dict(plan.uses)
+        self.kernels: bool | None = None  # learnt by the first that asks
         self.scratch: dict[Any, Any] = {}  # what is needed again, by the same node or by others
         self.ready: dict[Key, Any] = {}
         self._open: set[int] = set()  # nodes whose own backward reads what rules put into `_instead`
@@ -180,10 +181,12 @@ class Values:
         assert self.keep
         return self.take(key) if key in self.ready or key in self.plan.sources else None
 
-    def _release(self, key: Key) -> None:
-        self.left[key] = self.left.get(key, 0) - 1
-        if self.left[key] == 0 and not self.keep:
-            del self.ready[key]
+    def _release(self, *keys: Key) -> None:
+        if not self.keep:
+            for key in keys:
+                self.left[key] -= 1
+                if self.left[key] == 0:
+                    del self.ready[key]
 
     def _fetch(self, source: Source) -> Any:
         if isinstance(source, Kept):
@@ -209,8 +212,7 @@ class Values:
             value = self._rest(source, *operands)
         else:
             return self._fetch(source)
-        for operand in source.operands:
-            self._release(operand)
+        self._release(*source.operands)
         return value
 
     def _replay(self, source: Replay, operands: list[Any]) -> Any:
