@@ -116,6 +116,8 @@ def _turn(what: Callable[[int], Any], node: int) -> Callable[..., None]:
 
 def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
     """Hooks before and after the native backward. What a rule fetched is let go after the last of them."""
+    if not any(step.hooks):
+        return None, None
     if step.direct is not None and not values.batched:
         return None, _direct(step.node, step.direct, values)
     if step.scales is not None and not values.batched:
