@@ -15,7 +15,6 @@ from torch import Tensor
 from .capture import Saved, output_shape
 from .fused import fused, serves
 from .ops.normalise import batch_norm
-from .ops.table import LinearMap
 from .rules.base import OUT, Grads, reduce_to, sign
 from .step import FOLD_BIAS, Step
 from .values import Values
@@ -40,7 +39,7 @@ class Here:
 
     def __init__(self, step: Step, values: Values) -> None:
         self.step, self.op, self._values = step, step.op, values
-        self.linear: LinearMap = step.op.linear  # type: ignore[assignment]  # asked for by rules of linear maps alone
+        self.linear: Any = step.op.linear  # a LinearMap; rules of other operations do not ask for it
         self._operands: dict[int, Any] = {}  # and other values that the rule needs, by position
         # the batch norm that is folded in, whose turn it is: after it what it saved is freed
         self._norm = None if step.fold is None else batch_norm(values.saved(step.fold))
@@ -161,7 +160,7 @@ class Here:
     @property
     def _filters(self) -> tuple[int, ...]:
         """The shape in which one number per output channel can be broadcast to the weight."""
-        return self.linear.channels(self.saved)  # type: ignore[misc]
+        return self.linear.channels(self.saved)
 
     @cached_property
     def channel_bias(self) -> Tensor:
