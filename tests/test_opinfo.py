@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import dynamiclrp as dlrp
 import oracles  # noqa: F401  one thread
-from dynamiclrp.capture import Saved
 from dynamiclrp.forward import graph_of
 from dynamiclrp.graph import Graph
 from dynamiclrp.ops import OPS, refusal
+from dynamiclrp.saved import Saved
 
 
 def database() -> list[Any]:

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 import dynamiclrp as dlrp
 import oracles  # noqa: F401  one thread
-from dynamiclrp.capture import Saved
 from dynamiclrp.ops import OPS, Kind
 from dynamiclrp.ops.table import LinearMap
+from dynamiclrp.saved import Saved
 from samples import ELSEWHERE, RANDOM, ROWS, SAMPLES, Sample, every
 
 # torch announces changes of some of the operations that are sampled

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from .attribution import Attribution
-from .capture import leaf_id
 from .collector import paused_collector
 from .cuda_graph import Captured, key_of
 from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
@@ -30,6 +29,7 @@ from .parameters import Inventory
 from .plan import Plan, make_plan, missing_ops
 from .presets import Preset
 from .presets import preset as find_preset
+from .saved import leaf_id
 from .targets import Target, seed_for
 from .verdict import sound
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from .attribution import Attribution
-from .capture import capture, gradient_edge, next_sequence_number, refuse_nested, sequence_number
+from .capture import capture, gradient_edge, refuse_nested
 from .errors import NoInputError, PresetError, UnsupportedTensorError
 from .graph import Graph, Structure
 from .ledger import Ledger
@@ -30,6 +30,7 @@ from .presets import Preset
 from .recorder import Recorder
 from .recurrence import primitive_recurrence
 from .run import run
+from .saved import next_sequence_number, sequence_number
 from .scripted import unscripted
 from .targets import Seed, Target, unwrap
 

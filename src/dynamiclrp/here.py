@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import Saved, output_shape
 from .fused import fused, serves
 from .ops.normalise import batch_norm
 from .rules.base import OUT, Grads, reduce_to, sign
+from .saved import Saved, output_shape
 from .step import FOLD_BIAS, Step
 from .values import Values
 

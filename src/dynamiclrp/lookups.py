@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .capture import Saved, leaf_value
 from .graph import Graph, Ref
 from .ops import OPS, Kind
+from .saved import Saved, leaf_value
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from .capture import output_shape, saved_tensor_names
 from .choose import choose, gather, merge, settle_forms
 from .errors import LostActivationError, UnknownOpError
 from .graph import Graph
@@ -20,6 +19,7 @@ from .ops.refused import refusal
 from .presets import Preset
 from .promise import Branch, Kept, Key, Leaf, Promise, Replay, Source, Sources, Undo, describe, operand_key, value_key
 from .rules import OUT, LinearRule
+from .saved import output_shape, saved_tensor_names
 from .step import FOLD_BIAS, Place, Step
 
 

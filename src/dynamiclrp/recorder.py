@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .capture import next_sequence_number, sequence_number
 from .errors import LostActivationError
 from .graph import Graph, op_name
+from .saved import next_sequence_number, sequence_number
 
 _ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div"})  # whose integer operands have an edge too
 _OPERAND = object()  # stands for a tensor that autograd tracks

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .capture import read_error, refuse_nested
+from .capture import refuse_nested
 from .errors import UnsupportedTensorError
 from .graph import Graph
 from .here import Here
 from .plan import Plan
 from .rules.base import Grads, divide
+from .saved import read_error
 from .step import Step
 from .targets import Seed
 from .values import Values

@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import (
+from .graph import Graph
+from .ops.table import unbroadcast
+from .plan import Plan
+from .promise import OUTPUT, Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
+from .saved import (
     Saved,
     can_recompute_twice,
     checkpoint_mark,
@@ -24,10 +28,6 @@ from .capture import (
     swap,
     zeros_like,
 )
-from .graph import Graph
-from .ops.table import unbroadcast
-from .plan import Plan
-from .promise import OUTPUT, Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
 
 
 @dataclass

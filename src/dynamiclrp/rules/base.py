@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..capture import Saved
     from ..here import Here
+    from ..saved import Saved
     from ..step import Step
 
 OUT = -1  # the output, among the positions of the operands

@@ -16,9 +16,9 @@ from ..ops.normalise import BatchNorm, batch_norm
 from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
 
 if TYPE_CHECKING:
-    from ..capture import Saved
     from ..here import Here
     from ..ops import Op
+    from ..saved import Saved
     from ..step import Step
 
 
