@@ -104,6 +104,15 @@ for _suffix, _numbers, _bias in (
     }
 
 
+def _normed(z: Tensor, b: Tensor, mean: Tensor, scale: Tensor, var: Tensor) -> Tensor:
+    return (z - mean) * scale / (var + EPS).sqrt() + b
+
+
+for _rule in ("gamma", "zplus"):  # of what goes into the batch norm
+    _what, _of_output = CASES[f"{_rule}_folded"]
+    CASES[f"{_rule}_normed"] = (_what, lambda s, z, q, *b, made=_of_output: made(s, _normed(z, *b), q, *b))
+
+
 def _gamma(s: Tensor, z: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     return s * z.abs() / (z.abs() + q), s * z / (z.abs() + q)
 
@@ -238,9 +247,10 @@ class Net(nn.Module):
         self.biased, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
         self.third, self.fourth, self.fifth = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
         self.free = nn.BatchNorm2d(8, affine=False)
+        self.branch, self.unrectified = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
         self.linear, self.gate, self.layer = nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.LayerNorm(8)
         self.group, self.head = nn.GroupNorm(2, 8), nn.Linear(8, 5)
-        for norm in (self.norm, self.second, self.free, self.fourth):
+        for norm in (self.norm, self.second, self.free, self.fourth, self.unrectified):
             nn.init.uniform_(norm.running_var, 0.5, 2)
             nn.init.normal_(norm.running_mean)
             if norm.affine:
@@ -250,6 +260,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.conv(x)))
         x = F.relu(self.fifth(F.relu(self.fourth(self.third(x)))))
+        x = x + self.unrectified(self.branch(x))
         x = x + self.free(self.second(self.biased(x)))
         x = self.layer(self.group(x).mean((2, 3)))
         x = x * torch.sigmoid(x) + x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -271,9 +282,9 @@ def test_rules_are_the_same_with_kernels(preset, kernels, monkeypatch):
         torch.testing.assert_close(one, plain, rtol=1e-9, atol=1e-12)
     expected = {
         "attnlrp": {"gelu", "gelu_tanh", "silu", "identity_limit"},
-        "gamma": {"gamma_bias", "gamma", "gamma_positive_folded", "absolute", "absolute_folded", "add_signed", "both"},
+        "gamma": {"gamma_bias", "gamma", "gamma_positive_folded", "gamma_normed", "absolute", "absolute_folded", "add_signed", "both"},
         "default": {"gamma_bias", "absolute", "absolute_folded"},
-        "epsilon-plus": {"zplus_folded", "zplus_bias", "absolute_folded", "both", "both_folded"},
+        "epsilon-plus": {"zplus_folded", "zplus_normed", "zplus_bias", "absolute_folded", "both", "both_folded"},
         "dynamic": {
             "epsilon", "epsilon_absolute", "sum_shares", "sum_share_of_one", "sum_share_of_total", "product_shares",
             "affine_absolute", "affine_absolute_epsilon", "function_share", "identity", "layer_norm_quotient",

@@ -6,7 +6,7 @@ the GPU waits for Python, and passes over memory where it does not. Half types a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -107,29 +107,33 @@ FORMULAS["affine_absolute_epsilon"] = Formula(
 )
 
 # Linear maps, of what arrives (s, or s = R), the output z and the product q of magnitudes: what goes back through W (and |W|).
-# To q comes the magnitude of a bias, and of a batch norm that is folded in.
-for _suffix, _operands, _numbers, _bias in (
-    ("", "", "", ""),
-    ("_bias", " b", " times", " + fabs(b) * times"),
-    ("_folded", " b mean scale var", " times eps", " + fabs(b - mean * (scale * rsqrt(var + eps))) * times"),
+# To q comes the magnitude of a bias, and of a batch norm that is folded in; z may be what goes into that.
+_NORM = "A factor = scale * rsqrt(var + eps);"
+_NORM_BIAS = " + fabs(b - mean * factor) * times"
+for _suffix, _operands, _numbers, _first, _bias in (
+    ("", "", "", "", ""),
+    ("_bias", " b", " times", "", " + fabs(b) * times"),
+    ("_folded", " b mean scale var", " times eps", _NORM, _NORM_BIAS),
+    ("_normed", " b mean scale var", " times eps", f"{_NORM} z = (z - mean) * factor + b;", _NORM_BIAS),
 ):
     FORMULAS |= {
         f"gamma{_suffix}": Formula(
             f"s z q{_operands}",
             ("r * sgn", "r"),
-            "A sgn = A(z > 0) - A(z < 0); " + f"A r = sgn * sgn * s {{}} / (fabs(z) + q + plus{_bias});",
+            f"{_first} A sgn = A(z > 0) - A(z < 0); A r = sgn * sgn * s {{}} / (fabs(z) + q + plus{_bias});",
             f"plus{_numbers}",
         ),
-        f"gamma_positive{_suffix}": Formula(
-            f"s z q{_operands}", (f"s {{}} / (z + q + plus{_bias})",), numbers=f"plus{_numbers}"
+        f"gamma_positive{_suffix}": Formula(  # where a rectifier gave z
+            f"s z q{_operands}", (f"s {{}} / (z + q + plus{_bias})",), _first, f"plus{_numbers}"
         ),
         f"zplus{_suffix}": Formula(
-            f"s z q{_operands}", (f"s {{}} / (fmax(z + q{_bias}, A(0)) + plus)",), numbers=f"plus{_numbers}"
+            f"s z q{_operands}", (f"s {{}} / (fmax(z + q{_bias}, A(0)) + plus)",), _first, f"plus{_numbers}"
         ),
     }
+del FORMULAS["gamma_positive_normed"]  # a rectifier's result is no batch norm's input
 
 _JITERATOR = torch.version.hip is None
-_compiled: dict[tuple[str, str], Kernel] = {}
+_compiled: dict[Any, Kernel] = {}
 
 
 def serves(tensor: Tensor) -> bool:
@@ -155,11 +159,29 @@ def fused(name: str, *tensors: Tensor, text: str = "", **numbers: float) -> Any:
             return None
         if tensor.shape != shape and not _spreads(tensor.shape, shape):
             return None
-    kernel = _compiled.get((name, text))
-    if kernel is None:
-        assert numbers.keys() == set(FORMULAS[name].numbers.split()), name
-        kernel = _compiled[name, text] = _compile(name, text)
+    kernel = _compiled.get((name, text)) or _kernel(name, text, numbers)
     return kernel(tensors, numbers)
+
+
+def _kernel(name: str, text: str, numbers: Mapping[str, float]) -> Kernel:
+    assert numbers.keys() == set(FORMULAS[name].numbers.split()), name
+    if (name, text) not in _compiled:
+        _compiled[name, text] = _compile(name, text)
+    return _compiled[name, text]
+
+
+def launcher(name: str, text: str = "", **numbers: float) -> Callable[..., Any]:
+    """The kernel of a formula with its numbers, for tensors that are known to fit."""
+    key = (name, text, *numbers.items())
+    made = _compiled.get(key)
+    if made is None:
+        kernel = _kernel(name, text, numbers)
+
+        def made(*tensors: Tensor) -> Any:
+            return kernel(tensors, numbers)
+
+        _compiled[key] = made
+    return made
 
 
 def source(name: str, text: str) -> str:

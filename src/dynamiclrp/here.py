@@ -30,19 +30,16 @@ class Here:
 
     stash: Any = None  # from `before` to `after`
     bias_coefficient: Tensor | None = None  # likewise, at the output's shape
-    ratio: float = 1.0  # likewise, what magnitudes still have to be multiplied by
-    _times = 1.0  # what magnitudes are multiplied by
+    ratio: float = 1.0  # likewise, what magnitudes have to be multiplied by
     _sum: Tensor | None = None  # W + |W|, where one product serves for both
     _replaced = False  # and the native backward multiplies by it
-    _flat = False  # a product of two matrices, of which no pieces have to be taken
-    _absolute_weight: Tensor | None = None  # then |W|
 
     def __init__(self, step: Step, values: Values) -> None:
         self.step, self.op, self._values = step, step.op, values
         self.linear: Any = step.op.linear  # a LinearMap; rules of other operations do not ask for it
         self._operands: dict[int, Any] = {}  # and other values that the rule needs, by position
         # the batch norm that is folded in, whose turn it is: after it what it saved is freed
-        self._norm = None if step.fold is None else batch_norm(values.saved(step.fold))
+        self.norm = None if step.fold is None else batch_norm(values.saved(step.fold))
 
     @cached_property
     def saved(self) -> Saved:
@@ -63,10 +60,16 @@ class Here:
     def output(self) -> Tensor:
         """The node's output (of the folded batch norm or the sum that adds the bias, where there is one)."""
         value = self.operand(OUT)
+        if self.norm is not None and self.step.normed:
+            return self.norm(value, self.shift)
         if self.step.added is None:
             return value
         _, own = self._alphas
         return (value if own == 1 else value / own).reshape(self.saved.shape)
+
+    def at_hand(self, position: int) -> Any:
+        """A value that the rule needs, if it takes neither time nor memory."""
+        return self._operands.get(position)
 
     def operand(self, position: int) -> Any:
         """A value that the rule needs."""
@@ -76,6 +79,11 @@ class Here:
                 getattr(self.saved, place) if isinstance(place, str) else self._values.take(place)
             )
         return self._operands[position]
+
+    @property
+    def top_dtype(self) -> torch.dtype:
+        """The dtype of that output."""
+        return self._values.saved(self.step.top).dtype
 
     @property
     def carries_s(self) -> bool:
@@ -139,7 +147,7 @@ class Here:
     # Linear maps, with a batch norm folded in where there is one ---------------------------------------------------
 
     @cached_property
-    def _gain(self) -> float:
+    def gain(self) -> float:
         return 1 if self.linear.gain is None else self.linear.gain(self.saved)
 
     @property
@@ -151,14 +159,14 @@ class Here:
     def factors(self) -> tuple[Tensor, Tensor]:
         """Signal and weight in the operation's order."""
         x, w = (self.operand(position) for position in self.step.factors)
-        if self._gain != 1:  # it belongs to the weight
-            x, w = (x, w * self._gain) if self.step.live_factor == 0 else (x * self._gain, w)
-        if self._norm is not None:
-            w = w * self._norm.scale.reshape(self._filters)
+        if self.gain != 1:  # it belongs to the weight
+            x, w = (x, w * self.gain) if self.step.live_factor == 0 else (x * self.gain, w)
+        if self.norm is not None:
+            w = w * self.norm.scale.reshape(self.filters)
         return x, w
 
     @property
-    def _filters(self) -> tuple[int, ...]:
+    def filters(self) -> tuple[int, ...]:
         """The shape in which one number per output channel can be broadcast to the weight."""
         return self.linear.channels(self.saved)
 
@@ -167,24 +175,24 @@ class Here:
         """What the map adds, one number per output channel (or a tensor of the output's shape)."""
         if self.step.added is not None:
             return self._added_bias()
-        own = self._own_bias
-        if self._norm is None:
+        own = self.own_bias
+        if self.norm is None:
             assert own is not None
             return own
-        mean, scale, shift = self._norm.mean, self._norm.scale, self._shift
+        mean, scale, shift = self.norm.mean, self.norm.scale, self.shift
         mean = mean if own is None else mean - own
         return -mean * scale if shift is None else torch.addcmul(shift, mean, scale, value=-1)
 
     @cached_property
-    def _own_bias(self) -> Tensor | None:
+    def own_bias(self) -> Tensor | None:
         """What the map itself adds."""
         own = self.operand(self.step.bias) if self.linear.bias in self.step.places else None
         factor = self.linear.factor(self.saved)
         return own if own is None or factor == 1 else own * factor
 
     @cached_property
-    def _shift(self) -> Tensor | None:
-        """What the folded batch norm adds."""
+    def shift(self) -> Any:
+        """What the folded batch norm, or the sum above, adds."""
         return self.operand(FOLD_BIAS)
 
     @property
@@ -209,17 +217,23 @@ class Here:
     @cached_property
     def bias(self) -> Tensor:
         """What the map adds, broadcastable to its output."""
-        return self._spread(self.channel_bias)
+        (bias,) = self.spread(self.channel_bias)
+        return bias
 
-    def _spread(self, channels: Tensor) -> Tensor:
-        return channels if self.linear.spread is None else channels.reshape(self.linear.spread(self.saved))
+    def spread(self, *channels: Tensor) -> list[Tensor]:
+        """What has one number per output channel, broadcastable to the output."""
+        if self.linear.spread is None:
+            return list(channels)
+        shape = self.linear.spread(self.saved)
+        return [tensor.reshape(shape) for tensor in channels]
 
     def reduce_to_bias(self, coefficient: Tensor, relevance: bool) -> Tensor:
         """The bias' own coefficient (or relevance), from one at the output's shape."""
         bias = self.operand(self.step.bias)
-        factor = self._spread(torch.ones_like(bias)) * self.linear.factor(self.saved)
-        if self._norm is not None:
-            factor = factor * self._spread(self._norm.scale)
+        factor = torch.ones_like(bias) * self.linear.factor(self.saved)
+        if self.norm is not None:
+            factor = factor * self.norm.scale
+        (factor,) = self.spread(factor)
         factor = torch.ones_like(factor) if relevance else factor
         return reduce_to(coefficient * factor, factor.shape).reshape(bias.shape)
 
@@ -235,67 +249,6 @@ class Here:
             u, x, w = _same_dtype(u, x, w)
         return self.linear.transposed(self.saved, self.step.live_factor, u, x, w)
 
-    @property
-    def has_kernels(self) -> bool:
-        """Are there kernels for this pass' values? Those that are elsewhere get none, each by itself."""
-        if self._values.kernels is None:
-            self._values.kernels = self.serves(self._values.outputs[0])
-        return self._values.kernels
-
-    def take_factor(self, factor: float) -> float:
-        """Have magnitudes multiplied by a factor, if a kernel does it in passing; the factor that is left to be done."""
-        if not self.has_kernels:
-            return factor
-        self._times = factor
-        return 1.0
-
-    def fused_magnitude(self, name: str, s: Tensor, bias: bool, plus: float) -> Any:
-        """A formula of what arrives, of the output, and of `|x|·|W| + |b|`, which it adds up itself; None without kernels."""
-        if not self.has_kernels:
-            return None
-        q = self._flat_magnitude(s) if self._flat else self.magnitude(bias=False)
-        values, text = (s, self.output, q), self.times("z")
-        if not bias:
-            return fused(name, *values, text=text, plus=plus)
-        times, norm, folded = self._times, self._norm, self._norm_of_output
-        if norm is None or folded is None:
-            return fused(f"{name}_bias", *values, self.bias, text=text, plus=plus, times=times)
-        return fused(f"{name}_folded", *values, *folded, text=text, plus=plus, times=times, eps=norm.eps)
-
-    def look(self) -> None:
-        """Work out what does not depend on relevance and takes no memory."""
-        if self._norm is not None:
-            if self.serves(self._norm.mean):
-                _ = self._norm_of_output, self._norm_of_weight
-        elif self.step.added is None and self.step.bias in self._operands:
-            _ = self.bias
-        if self.step.flat and self.has_kernels and self._gain == 1:
-            self._flat = self.operand(self.step.factors[1]).numel() <= _PIECE_ELSEWHERE
-
-    def _flat_magnitude(self, s: Tensor) -> Tensor:
-        """`magnitude` in short, for a product of two matrices."""
-        first, second = self.step.factors
-        x, w = self.operand(first), self.operand(second)
-        if s.dtype == x.dtype == w.dtype:
-            self._absolute_weight = w.abs() if self._times == 1 else fused("absolute", w, times=self._times)
-        if self._absolute_weight is None:
-            return self.magnitude(bias=False)
-        return torch.mm(x if self.step.nonnegative else x.abs(), self._absolute_weight)
-
-    @cached_property
-    def _norm_of_output(self) -> list[Tensor] | None:
-        """Shift, mean, weight and variance of a folded batch norm, to be broadcast to the output; None: not all are there."""
-        norm = self._norm
-        if norm is None or norm.weight is None or self._shift is None or self._own_bias is not None:
-            return None
-        return [self._spread(t) for t in (self._shift, norm.mean, norm.weight, norm.var)]
-
-    @cached_property
-    def _norm_of_weight(self) -> list[Tensor] | None:
-        """Weight and variance, to be broadcast to the map's weight."""
-        norm = self._norm
-        return None if norm is None or norm.weight is None else [t.view(self._filters) for t in (norm.weight, norm.var)]
-
     @cached_property
     def _absolute(self) -> tuple[Tensor, Tensor]:
         """Magnitudes of signal and weight in the operation's order; a signal that cannot be negative is its own."""
@@ -306,34 +259,25 @@ class Here:
         return (signal, weight) if live == 0 else (weight, signal)
 
     def _weight_magnitude(self, w: Tensor) -> Tensor:
-        """|W| of (a piece of) the operand that is no signal, times gain, folded batch norm and what a rule asked for."""
-        times, norm, made = self._times * abs(self._gain), self._norm, None
-        both = self.step.alike and self.has_kernels
-        if norm is None and (both or times != 1):
-            made = self.fused("both" if both else "absolute", w, times=times)
-        elif norm is not None and self._norm_of_weight is not None:
-            name = "both_folded" if both else "absolute_folded"
-            made = self.fused(name, w, *self._norm_of_weight, eps=norm.eps, times=times)
-        if both and made is not None:
-            made, total = made
-            self._use(total)
-        if made is not None:
-            return made
-        made = _times(w.abs() if norm is None else (w * norm.scale.reshape(self._filters)).abs_(), times)
+        """|W| of (a piece of) the operand that is no signal, times gain and folded batch norm."""
+        norm = self.norm
+        made = w.abs() if norm is None else (w * norm.scale.reshape(self.filters)).abs_()
+        made = _times(made, abs(self.gain))
         if self.step.alike and self._values.is_open(self.step.node):
             # the native backward of a folded batch norm has multiplied by its scale already
-            more = made if norm is None else w.abs().mul_(norm.scale.sign().reshape(self._filters)).mul_(times)
-            self._use(torch.add(w, more, alpha=self.ratio))
+            more = made if norm is None else w.abs().mul_(norm.scale.sign().reshape(self.filters))
+            self._sum = torch.add(w, more, alpha=self.ratio)
+            self._replaced = self.replace(self._sum)
         return made
 
-    def _use(self, total: Tensor) -> None:
-        """Take W + |W| for both products, in the native backward if it can be told so."""
-        self._sum, self._replaced = total, self._values.replace(self.step.node, total)
+    def replace(self, weight: Tensor) -> bool:
+        """Let the native backward multiply by another weight. Can it be told so?"""
+        return self._values.replace(self.step.node, weight)
 
     @cached_property
-    def _pieces(self) -> list[slice]:
+    def pieces(self) -> list[slice]:
         """Parts of a large weight's columns: a copy of all of it would be most of the memory that a rule takes."""
-        if self._norm is not None or not self.linear.columns or self.step.live_factor != 0:
+        if self.norm is not None or not self.linear.columns or self.step.live_factor != 0:
             return []
         w = self.operand(self.step.factors[1])
         size = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
@@ -345,25 +289,23 @@ class Here:
     def magnitude(self, bias: bool, eps: float = 0.0) -> Tensor:
         """`|x|·|W| + |b| + eps`, the extra forward product of the rules on signed parts."""
         # what a bias carries costs no pass of its own
-        added = _times(self.channel_bias.abs(), self._times).add_(eps) if bias else None
-        if not self._pieces:
+        added = self.channel_bias.abs().add_(eps) if bias else None
+        if not self.pieces:
             made = self.product(*self._absolute, added)
         else:
             x, w = (self.operand(position) for position in self.step.factors)
             x = x if self.step.nonnegative else x.abs()
-            parts = [self.product(x, self._weight_magnitude(w[..., piece])) for piece in self._pieces]
+            parts = [self.product(x, self._weight_magnitude(w[..., piece])) for piece in self.pieces]
             made = torch.cat(parts, -1)
-            made = made if added is None else made.add_(self._spread(added))
+            made = made if added is None else made.add_(*self.spread(added))
         return made.add_(eps) if eps and not bias else made
 
     def absolute_transposed(self, u: Tensor) -> Tensor:
         """`|W|ᵀu`, the extra backward product of the rules on signed parts."""
-        if self._absolute_weight is not None:
-            return torch.mm(u, self._absolute_weight.mT)
-        if not self._pieces:
+        if not self.pieces:
             return self.transposed(u, *self._absolute)
         x, w = (self.operand(position) for position in self.step.factors)
-        parts = (self.transposed(u[..., i], x, self._weight_magnitude(w[..., i])) for i in self._pieces)
+        parts = (self.transposed(u[..., i], x, self._weight_magnitude(w[..., i])) for i in self.pieces)
         return reduce(Tensor.add_, parts)
 
     def add_signed(self, g: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -371,11 +313,9 @@ class Here:
         if self._sum is not None:
             return g if self._replaced else self.transposed(u, self._absolute[0], self._sum)
         more = self.absolute_transposed(v)
-        if self.step.nonnegative:
-            return g.add(more, alpha=self.ratio)
-        x = self.operand(self.step.live_factors[0])
-        made = fused("add_signed", g, more, x) if self.has_kernels and self.ratio == 1 else None
-        return g.add(more.mul_(sign(x)), alpha=self.ratio) if made is None else made
+        if not self.step.nonnegative:
+            more.mul_(sign(self.operand(self.step.live_factors[0])))
+        return g.add(more, alpha=self.ratio)
 
 
 def _times(tensor: Tensor, factor: float) -> Tensor:

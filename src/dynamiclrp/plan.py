@@ -68,11 +68,15 @@ class Plan:
         return any(step.rule.needs_parameters for step in self.steps)
 
     @cached_property
-    def early(self) -> tuple[tuple[tuple[Key, int, str], ...], tuple[tuple[Key, Source], ...]]:
-        """What must be read before relevance moves: values that nodes saved, and others that rest on nothing."""
-        first = {key: source for key, source in self.sources.items() if not source.operands}
-        kept = tuple((key, at.holder, at.attribute) for key, at in first.items() if isinstance(at, Kept))
-        return kept, tuple((key, source) for key, source in first.items() if not isinstance(source, Kept))
+    def early(
+        self,
+    ) -> tuple[tuple[tuple[Key, int, str], ...], tuple[tuple[Key, int], ...], tuple[tuple[Key, Source], ...]]:
+        """What must be read before relevance moves: values that nodes saved, leaves, and others that rest on nothing."""
+        first = [(key, source) for key, source in self.sources.items() if not source.operands]
+        kept = [(key, source.holder, source.attribute) for key, source in first if isinstance(source, Kept)]
+        leaves = [(key, source.node) for key, source in first if isinstance(source, Leaf)]
+        others = [(key, source) for key, source in first if not isinstance(source, (Kept, Leaf))]
+        return tuple(kept), tuple(leaves), tuple(others)
 
     @cached_property
     def views(self) -> tuple[tuple[Key, Source], ...]:
@@ -274,13 +278,15 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
         else:
             own = step.op.keeps(position, graph.edges[step.node])
             places[position] = own or operand_key(graph, step.node, position)
+    if OUT in places and step.fold is not None and not _is_rectified(graph, step, forms):
+        places[FOLD_BIAS] = operand_key(graph, step.fold, 2)  # to make the output with
     return places
 
 
 def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
-    node = step.top
+    node = step.top if step.fold is None else step.node
     if _is_rectified(graph, step, forms):
-        return value_key((graph.consumers[(node, 0)][0][0], 0))
+        return value_key((graph.consumers[(step.top, 0)][0][0], 0))
     if node == step.node and step.op.result is not None:
         return step.op.result
     return value_key((node, 0))

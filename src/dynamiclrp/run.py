@@ -19,7 +19,7 @@ from .errors import UnsupportedTensorError
 from .graph import Graph
 from .here import Here
 from .plan import Plan
-from .rules.base import Grads, divide
+from .rules.base import Grads, Hooks, divide
 from .saved import read_error
 from .step import Step
 from .targets import Seed
@@ -117,7 +117,8 @@ def _turn(what: Callable[[int], Any], node: int) -> Callable[..., None]:
 
 def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
     """Hooks before and after the native backward. What a rule fetched is let go after the last of them."""
-    if not any(step.hooks):
+    first, last = step.hooks
+    if not (first or last):
         return None, None
     if step.direct is not None and not values.batched:
         return None, _direct(step.node, step.direct, values)
@@ -125,29 +126,55 @@ def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Calla
         return None, _scaling(step.scales)
     if step.divides != 1:
         return _dividing(step.divides), None
-    rule, convert, multiply = step.rule, step.convert, step.multiply
-    (edits_before, edits_after), (hooks_before, hooks_after) = step.edits, step.hooks
-    if values.is_open(step.node) and not multiply and step.bias not in step.live:
-        hooks_after = False  # the native backward does it
-    held = [] if values.regions else [Here(step, values).fetch()]  # from here to `before` and on to `after`
+    if values.is_open(step.node) and not step.multiply and step.bias not in step.live:
+        last = False  # the native backward does it
+    before, after = (_later if values.regions else _now)(step, values, last)
+    return before if first else None, after if last else None
+
+
+def _now(step: Step, values: Values, last: bool) -> Hooks:
+    here = Here(step, values).fetch()
+    return (step.rule.short(here) if step.short else None) or _at_length(step, here, last)
+
+
+def _later(step: Step, values: Values, last: bool) -> Hooks:
+    """In a checkpointed region: all of it when it is the node's turn."""
+    made: list[Hooks] = []
+
+    def before(grads: tuple[Tensor | None, ...]) -> Any:
+        if grads[0] is None:
+            return None
+        made.append(_now(step, values, last))
+        return made[0][0](grads)
+
+    def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
+        if incoming[0] is None:
+            return None
+        _, hook = made.pop() if made else _now(step, values, last)
+        return hook(grads, incoming)
+
+    return before, after
+
+
+def _at_length(step: Step, here: Here, last: bool) -> Hooks:
+    rule, convert, multiply, (edits_before, edits_after) = step.rule, step.convert, step.multiply, step.edits
+    held = [here]  # from here to `before` and on to `after`
 
     def before(grads: tuple[Tensor | None, ...]) -> Any:
         given = grads[0]
         if given is None:
             return None
-        here = held.pop() if held else Here(step, values)
+        here = held[0] if last else held.pop()
         s = divide(given, here.output) if convert else given
         if edits_before:
             s = rule.before(here, s)
-        if hooks_after:
-            held.append(here)
         return (_like(s, given), *grads[1:])
 
     def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
         s = incoming[0]
         if s is None:
             return None
-        here = held.pop() if held else Here(step, values)
+        here = held.pop()
         made: Grads = rule.after(here, list(grads), s) if edits_after else list(grads)
         for position in multiply:
             g = made[position]
@@ -155,7 +182,7 @@ def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Calla
                 made[position] = g * here.operand(position)
         return tuple([g if g is native else _like(g, native) for g, native in zip(made, grads)])
 
-    return before if hooks_before else None, after if hooks_after else None
+    return before, after
 
 
 def _direct(node: int, direct: Callable[[Any, Tensor], Tensor], values: Values) -> Callable[..., Any]:

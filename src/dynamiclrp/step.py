@@ -47,6 +47,11 @@ class Step(Frozen):
         """The node whose output counts as this one's: of a folded batch norm, or of the sum that adds the bias."""
         return self.fold if self.fold is not None else self.added[0] if self.added is not None else self.node
 
+    @property
+    def normed(self) -> bool:
+        """Is the output made from what goes into the batch norm, which keeps that and nothing else?"""
+        return self.fold is not None and not self.rectified
+
     def needs(self, position: int) -> bool:
         return position in self.places
 
@@ -106,6 +111,11 @@ class Step(Frozen):
         plain = self.live == (0,) and self.form == "s" and not (self.convert or self.multiply)
         short = plain and self.edits == (False, True) and _says(self.rule, "direct", "after")
         return self.rule.direct(self) if short else None
+
+    @cached_property
+    def short(self) -> bool:
+        """May the rule have both hooks in short?"""
+        return _says(self.rule, "short", "before", "after")
 
     @property
     def looks(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from .graph import Graph
 from .ops.table import unbroadcast
 from .plan import Plan
-from .promise import OUTPUT, Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
+from .promise import OUTPUT, Absent, Given, Kept, Key, Recorded, Replay, Rest, Source, Undo
 from .saved import (
     Saved,
     can_recompute_twice,
@@ -59,12 +59,14 @@ class Values:
                 saved = Saved(graph.handles[node])
                 self._ahead[node] = {name: getattr(saved, name) for name in names}
         # What other nodes saved must be read now: a backward pass frees it node by node.
-        kept, others = plan.early
+        kept, leaves, others = plan.early
         for key, holder, attribute in kept:
             if holder in self._ahead:
                 self.ready[key] = getattr(self.saved(holder), attribute)
             elif holder not in self.regions:
                 self.ready[key] = saved_tensor(graph.handles[holder], attribute)
+        for key, node in leaves:
+            self.ready[key] = leaf_value(graph.handles[node])
         for key, source in others:
             self.ready[key] = self._fetch(source)
         if not self.regions:
@@ -191,8 +193,6 @@ class Values:
     def _fetch(self, source: Source) -> Any:
         if isinstance(source, Kept):
             return getattr(self.saved(source.holder), source.attribute)
-        if isinstance(source, Leaf):
-            return leaf_value(self.graph.handles[source.node])
         if isinstance(source, Given):
             return self.outputs[source.number].detach()
         if isinstance(source, Recorded):

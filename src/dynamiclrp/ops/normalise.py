@@ -97,6 +97,9 @@ class BatchNorm:
         scale = torch.rsqrt(self.var + self.eps)
         return scale if self.weight is None else scale * self.weight
 
+    def __call__(self, x: Tensor, shift: Tensor | None) -> Tensor:
+        return F.batch_norm(x, self.mean, self.var, self.weight, shift, False, 0.0, self.eps)
+
 
 def batch_norm(n: Any) -> BatchNorm:
     """What a node of a batch norm saved; its shift is an operand."""

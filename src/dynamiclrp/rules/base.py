@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 OUT = -1  # the output, among the positions of the operands
 
 Grads = list[Tensor | None]
+Hooks = tuple[Callable[..., Any], Callable[..., Any]]  # of autograd: before, after a node's own backward
 
 
 def stabilise(denominator: Tensor, eps: float) -> Tensor:
@@ -93,6 +94,10 @@ class Rule:
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         """What to hand down in place of the native backward's results; None: nothing."""
         return grads
+
+    def short(self, here: Here) -> Hooks | None:
+        """`before` and `after` in short, for rules that meet every layer; None: not at this node."""
+        return None
 
     def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
         """`after` in short, for rules that meet every layer: (what the node saved, s) → what the first operand takes.

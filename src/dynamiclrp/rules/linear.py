@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedTensorError
-from .base import OUT, Grads, Rule, sign, stabilise, usable
+from .base import OUT, Grads, Hooks, Rule, sign, stabilise, usable
+from .signed import signed_hooks
 
 if TYPE_CHECKING:
     from ..here import Here
@@ -75,10 +76,9 @@ class LinearRule(Rule):
             r = share * magnitude
         return r, z
 
-    def plain(self, here: Here) -> bool:
+    def plain(self, step: Step) -> bool:
         """Is all of `relevance` one multiplication by z, at most?"""
-        apart = self.bias == "absolute" and here.step.has_bias
-        return not apart and self.top == 1 and not here.output.is_complex()
+        return self.top == 1 and not (self.bias == "absolute" and step.has_bias)
 
     def give_bias(self, here: Here, grads: Grads) -> Grads:
         """Where relevance of the bias itself was asked for, hand it its part."""
@@ -105,8 +105,7 @@ class Epsilon(LinearRule):
 
     def of_coefficients(self, step: Step) -> bool:
         """Is it a factor of the coefficient, by z alone?"""
-        carries_s = step.form == "s" or step.convert
-        return carries_s and self.top == 1 and not (self.bias == "absolute" and step.has_bias)
+        return (step.form == "s" or step.convert) and self.plain(step)
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         if self.of_coefficients(here.step):
@@ -140,9 +139,6 @@ class _SignedRule(LinearRule):
         yield from step.factors
         if step.has_bias:
             yield step.bias
-
-    def early(self, here: Here) -> None:
-        here.look()
 
     def magnitude(self, here: Here, eps: float = 0.0) -> Tensor:
         return here.magnitude(here.step.has_bias and self.bias == "proportional", eps)
@@ -192,6 +188,12 @@ class Gamma(_SignedRule):
     def alike(self, step: Step) -> bool:
         return bool(self.gamma and step.prepared and step.nonnegative)
 
+    def short(self, here: Here) -> Hooks | None:
+        if not self.gamma or not self.plain(here.step):
+            return None
+        formula = "gamma_positive" if here.step.prepared else "gamma"
+        return signed_hooks(here, formula, self.eps / (1 + self.gamma / 2), self._ratio)
+
     def before(self, here: Here, s: Tensor) -> Tensor:
         u, here.stash = self._parts(here, s)
         if here.wants_bias and self.bias == "proportional":
@@ -203,11 +205,7 @@ class Gamma(_SignedRule):
         """What goes back through W, and what through |W|."""
         # the denominator has the sign of z and the magnitude (1 + γ/2) d; nothing goes where z is 0
         eps, positive = usable(self.eps / (1 + self.gamma / 2), s), here.step.prepared
-        ratio = here.ratio = here.take_factor(self._ratio) if self.gamma else 1.0
-        if self.gamma and self.plain(here):
-            made = here.fused_magnitude("gamma_positive" if positive else "gamma", s, here.step.has_bias, eps)
-            if made is not None:
-                return (made, made) if positive else made
+        ratio = here.ratio = self._ratio if self.gamma else 1.0
         q = self.magnitude(here, eps / ratio) if self.gamma else torch.full_like(here.output, eps)
         r, z = self.relevance(here, s)
         v = r / torch.add(z if positive else z.abs(), q, alpha=ratio)
@@ -233,13 +231,13 @@ class ZPlus(_SignedRule):
     def alike(self, step: Step) -> bool:
         return step.nonnegative
 
+    def short(self, here: Here) -> Hooks | None:
+        return signed_hooks(here, "zplus", 2 * self.eps) if self.plain(here.step) else None
+
     def before(self, here: Here, s: Tensor) -> Tensor:
         # rounding may take a sum of nothing positive below 0; the halves of both products cancel
-        eps = usable(2 * self.eps, s)
-        u = here.fused_magnitude("zplus", s, here.step.has_bias, eps) if self.plain(here) else None
-        if u is None:
-            r, z = self.relevance(here, s)
-            u = r / self.magnitude(here).add_(z).clamp_(min=0).add_(eps)
+        r, z = self.relevance(here, s)
+        u = r / self.magnitude(here).add_(z).clamp_(min=0).add_(usable(2 * self.eps, s))
         if here.wants_bias and self.bias == "proportional":
             here.bias_coefficient = torch.where(here.bias > 0, 2 * u, 0)
         here.stash = u
