@@ -556,6 +556,34 @@ def test_a_value_derived_from_a_branch_that_ran_before(watch):
     assert watch.compared["Rest"] > 0
 
 
+# ---------------------------------------------------------------- half types
+
+
+def ranks(x: Tensor) -> Tensor:
+    return x.flatten().argsort().argsort().double()
+
+
+@pytest.mark.parametrize("preset", ["gamma", "dynamic", "epsilon"])
+def test_half_types_take_no_differences(preset):
+    """A branch that is small beside its residual is lost in their difference: in bf16 it is replayed, and ranks survive."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_embd=64, n_layer=8, n_head=4)).eval()
+    x = torch.randn(1, 48, 64)
+    exact = dlrp.explain(model, inputs_embeds=x, target=0, preset=preset)
+    found = dlrp.explain(model.bfloat16(), inputs_embeds=x.bfloat16(), target=0, preset=preset)
+    assert exact.plan.differences
+    assert not found.plan.differences
+    both = torch.stack([ranks(a.relevance.float().sum(-1)) for a in (exact, found)])
+    assert torch.corrcoef(both)[0, 1] > 0.97
+
+
+def test_a_residual_is_normalised_again_before_a_product_is_repeated(watch):
+    """Behind a layer norm, as in BERT: one pass over memory and a difference, instead of a product."""
+    model = randomise(Encoder(norm_first=False))
+    watch.explain(model, gaussian(*Encoder.shape), preset="gamma")
+    assert watch.compared["Rest"] > 0
+
+
 # ---------------------------------------------------------------- housekeeping
 
 

@@ -29,7 +29,7 @@ from .parameters import Inventory
 from .plan import Plan, make_plan, missing_ops
 from .presets import Preset
 from .presets import preset as find_preset
-from .saved import leaf_id
+from .saved import is_half, leaf_id
 from .targets import Target, seed_for
 from .verdict import sound
 
@@ -49,14 +49,22 @@ class Plans:
         rows = frozenset(id(OPS.get(kind.__name__)) for kind in graph.structure.nodes)  # a row may be replaced
         key = (preset, everything, on_missing, rows, graph.signature)
         with self._lock:
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans[key] = make_plan(graph, preset, everything=everything, on_missing=on_missing)
-                while len(self._plans) > self.size:
-                    self._plans.popitem(last=False)
-            else:
-                self._plans.move_to_end(key)
+            plan = self._find(key, graph, coarse=False)
+            if any(is_half(graph.handles[node]) for node in plan.differences):
+                plan = self._find(key, graph, coarse=True)
             return plan
+
+    def _find(self, key: tuple[Any, ...], graph: Graph, coarse: bool) -> Plan:
+        plan = self._plans.get((coarse, key))
+        if plan is None:
+            preset, everything, on_missing, *_ = key
+            plan = make_plan(graph, preset, everything=everything, on_missing=on_missing, coarse=coarse)
+            self._plans[coarse, key] = plan
+            while len(self._plans) > self.size:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end((coarse, key))
+        return plan
 
     def __len__(self) -> int:
         return len(self._plans)

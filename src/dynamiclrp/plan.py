@@ -1,6 +1,6 @@
 """Graph + preset → `Plan`: a rule for every live node and a source for every value a rule needs.
 
-Pure: the same signature and preset give the same plan, so plans are cached. A plan holds no tensors, no shapes and no
+Pure: the same signature and preset give the same plan (another one in half types), so plans are cached. A plan holds no tensors, no shapes and no
 autograd nodes; `run` applies it to any graph of the same signature, node by node.
 """
 
@@ -17,7 +17,21 @@ from .graph import Graph
 from .ops import OPS, Kind
 from .ops.refused import refusal
 from .presets import Preset
-from .promise import Branch, Kept, Key, Leaf, Promise, Replay, Source, Sources, Undo, describe, operand_key, value_key
+from .promise import (
+    Branch,
+    Kept,
+    Key,
+    Leaf,
+    Promise,
+    Replay,
+    Rest,
+    Source,
+    Sources,
+    Undo,
+    describe,
+    operand_key,
+    value_key,
+)
 from .rules import OUT, LinearRule
 from .saved import output_shape, saved_tensor_names
 from .step import FOLD_BIAS, Place, Step
@@ -61,6 +75,11 @@ class Plan:
     @cached_property
     def hooked(self) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if any(step.hooks))
+
+    @cached_property
+    def differences(self) -> tuple[int, ...]:
+        """Sums from which one operand is taken to have the other."""
+        return tuple({source.node: None for source in self.sources.values() if isinstance(source, Rest)})
 
     @cached_property
     def needs_parameters(self) -> bool:
@@ -132,18 +151,20 @@ def _branches(promise: Promise) -> Iterator[Branch]:
             yield from _branches(child)
 
 
-def make_plan(graph: Graph, preset: Preset, *, everything: bool = False, on_missing: str = "error") -> Plan:
+def make_plan(
+    graph: Graph, preset: Preset, *, everything: bool = False, on_missing: str = "error", coarse: bool = False
+) -> Plan:
     """Choose a rule for every live node and promise every value that the rules need.
 
     `everything` also promises the values of all live tensors (for the ledger). `on_missing="gradient"` lets operations
-    without a row keep their own backward.
+    without a row keep their own backward. `coarse`: values are of half types.
     """
     if on_missing == "error":
         _refuse_unknown(graph)
     steps, output_forms, input_forms = settle_forms(graph, choose(graph, preset))
     if not everything:  # the ledger looks at each product by itself
         steps = merge(graph, gather(graph, steps))
-    return _promise(graph, preset, steps, output_forms, input_forms, everything)
+    return _promise(graph, preset, steps, output_forms, input_forms, everything, coarse)
 
 
 def missing_ops(graph: Graph) -> Counter[str]:
@@ -182,11 +203,12 @@ def _promise(
     output_forms: tuple[str, ...],
     input_forms: tuple[str, ...],
     everything: bool,
+    coarse: bool,
 ) -> Plan:
     forms = {step.node: step.form for step in steps}
     wanted = [_wanted(graph, step, forms) for step in steps]
     keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
-    sources: Sources | None = Sources(graph) if keys or everything else None
+    sources: Sources | None = Sources(graph, coarse) if keys or everything else None
     lost = [
         (step, position)
         for step, places in zip(steps, wanted)

@@ -7,7 +7,7 @@ frontier at any time: what the paper calls Pre-Promises is the normal case, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .graph import Graph, Ref
@@ -145,10 +145,11 @@ class Sources:
     """Finds a source for every tensor of one graph, once.
 
     Order: saved as its own result by its producer → saved as an operand by any consumer → a leaf → a view of one of
-    these → what consumers made of it, undone (a view or root undone, a sum minus its other operand) → replay from operands.
+    these → a view or root of it, undone → one pass over memory from its operands → a sum minus its other operand → replay
+    from operands. `coarse`: numbers are so short that a difference loses what a replay does not; then it comes last.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, coarse: bool = False) -> None:
         self.graph = graph
         self.ops: list[Op | None] = [OPS.get(kind.__name__) for kind in graph.types]
         self.attributes = dict(graph.attributes)
@@ -159,12 +160,11 @@ class Sources:
         self._constants()
         self._direct()
         # each entry rests on earlier ones, so no value can rest on itself
-        for node in range(len(graph)):
-            self._replay(node, views_only=True)
-        for node in reversed(range(len(graph))):
-            self._undo(node)
-        for node in range(len(graph)):
-            self._replay(node)
+        self._replay_all(_is_view)
+        self._undo_all(sums=False)
+        self._replay_all(None if coarse else _is_cheap)
+        self._undo_all()
+        self._replay_all()
 
     def get(self, key: Key) -> Source | None:
         """None: the value is lost."""
@@ -224,9 +224,17 @@ class Sources:
                     self.table.setdefault(key, Kept(node, attribute))
                     break
 
-    def _replay(self, node: int, views_only: bool = False) -> None:
+    def _replay_all(self, only: Callable[[Op, int], bool] | None = None) -> None:
+        for node in range(len(self.graph)):
+            self._replay(node, only)
+
+    def _undo_all(self, sums: bool = True) -> None:
+        for node in reversed(range(len(self.graph))):
+            self._undo(node, sums)
+
+    def _replay(self, node: int, only: Callable[[Op, int], bool] | None) -> None:
         op, edges = self.ops[node], self.graph.edges[node]
-        if op is None or op.kind is Kind.LEAF or (views_only and (op.kind is not Kind.MOVEMENT or len(edges) != 1)):
+        if op is None or op.kind is Kind.LEAF or (only is not None and not only(op, len(edges))):
             return
         operands = tuple(operand_key(self.graph, node, position) for position in range(len(edges)))
         recorded = node in self.graph.calls and self.graph.calls[node].value is None
@@ -237,7 +245,7 @@ class Sources:
                 value_key((node, number)), Replay(node, number, operands, recorded=op.forward is None)
             )
 
-    def _undo(self, node: int) -> None:
+    def _undo(self, node: int, sums: bool) -> None:
         """Operands that follow from this node's output."""
         op, edges = self.ops[node], self.graph.edges[node]
         total = value_key((node, 0))
@@ -250,11 +258,19 @@ class Sources:
             return
         if op.undo is not None and edges[0] is not None:
             self.table.setdefault(value_key(edges[0]), Undo(node, (total,)))
-        elif op.weights is not None and len(edges) == 2 and edges[0] != edges[1]:
+        elif sums and op.weights is not None and len(edges) == 2 and edges[0] != edges[1]:
             for position in (0, 1):
                 wanted, other = (operand_key(self.graph, node, i) for i in (position, 1 - position))
                 if wanted[0] == "value" and wanted not in self.table and other in self.table:
                     self.table[wanted] = Rest(node, position, (total, other))
+
+
+def _is_view(op: Op, operands: int) -> bool:
+    return op.kind is Kind.MOVEMENT and operands == 1
+
+
+def _is_cheap(op: Op, operands: int) -> bool:
+    return op.kind in (Kind.NORMALISE, Kind.ACTIVATION, Kind.FUNCTION)
 
 
 def describe(graph: Graph, sources: Sources, origins: dict[int, tuple[Key, ...]]) -> tuple[Promise, ...]:

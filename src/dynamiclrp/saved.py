@@ -186,6 +186,11 @@ def output_shape(node: Any, number: int) -> torch.Size:
     return torch.Size(() if strided else metadata.shape)
 
 
+def is_half(node: Any) -> bool:
+    """Is the first output of an autograd node of a type with less than 32 bits?"""
+    return node._input_metadata[0].dtype.itemsize < 4
+
+
 def leaf_value(node: Any) -> Tensor:
     """The tensor behind an AccumulateGrad node."""
     return node.variable.detach()
