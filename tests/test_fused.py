@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import dynamiclrp as dlrp
 from dynamiclrp import fused as module
-from dynamiclrp.fused import FORMULAS, fused, source
+from dynamiclrp.fused import FORMULAS, fused, launcher, source
 
 EPS = 1e-6
 
@@ -121,8 +121,6 @@ def operands(name: str, dtype: torch.dtype, device: str) -> list[Tensor]:
     """Of a map z = Σ contributions, q = Σ |contributions| is at least |z|."""
     generator = torch.Generator().manual_seed(0)
     made = {n: torch.randn(3, 5, 64, generator=generator, dtype=torch.float64) for n in FORMULAS[name].operands.split()}
-    if "q" in made:
-        made["q"] = made["q"].abs() + made["z"].abs()
     if name.startswith("gamma_positive"):
         made["z"] = made["z"].abs()
     if name in ("function_share", "identity_limit"):
@@ -133,6 +131,9 @@ def operands(name: str, dtype: torch.dtype, device: str) -> list[Tensor]:
         made["var"] = made["var"].abs() + 0.1
     for n in {"bias", "weight", "scale", "mean", "rstd", "w", "var"} & set(list(made)[1:]):
         made[n] = made[n][:1, :, :1]  # one number a channel
+    if "q" in made:
+        z = _normed(*[made[n] for n in ("z", "b", "mean", "scale", "var")]) if name.endswith("_normed") else made["z"]
+        made["q"] = made["q"].abs() + z.abs()
     return [x.to(device, dtype) for x in made.values()]
 
 
@@ -236,6 +237,17 @@ def kernels(monkeypatch):
     monkeypatch.setattr(module, "_compile", compiled)
     monkeypatch.setattr(module, "_compiled", {})
     return used
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_launcher_and_a_kernel_of_one_formula(name, kernels):
+    constants = CASES[name][0]
+    tensors = operands(name, torch.float64, "cpu")
+    for _ in range(2):  # whichever was asked for first
+        found = [launcher(name, **constants)(*tensors), fused(name, *tensors, **constants)]
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+    other = {key: 2 * value if isinstance(value, float) else value for key, value in constants.items()}
+    torch.testing.assert_close(launcher(name, **other)(*tensors), fused(name, *tensors, **other), rtol=0, atol=0)
 
 
 class Net(nn.Module):

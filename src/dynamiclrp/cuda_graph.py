@@ -144,9 +144,13 @@ class Captured:
 
     def finish(self, target: Target, seed: Seed | None) -> Attribution | None:
         """What was found; None, if it is not finite."""
-        # copied before anything is waited for; the next replay overwrites them
-        relevances, layers = ({name: r.clone() for name, r in shown.items()} for shown in self._shown)
-        output, handed = self._output.clone(), self._seed.relevance.clone()
+        # copied before anything is waited for, in one launch; the next replay overwrites them
+        inputs, layers = self._shown
+        output, handed, *found = torch._foreach_mul(
+            [self._output, self._seed.relevance, *inputs.values(), *layers.values()], 1
+        )
+        relevances = dict(zip(inputs, found))
+        layers = dict(zip(layers, found[len(inputs) :]))
         torch.cuda.current_stream().synchronize()
         seed = seed or self._seed
         if seed.good is not None and not seed.good.any():

@@ -172,7 +172,7 @@ def _kernel(name: str, text: str, numbers: Mapping[str, float]) -> Kernel:
 
 def launcher(name: str, text: str = "", **numbers: float) -> Callable[..., Any]:
     """The kernel of a formula with its numbers, for tensors that are known to fit."""
-    key = (name, text, *numbers.items())
+    key = (name, text, tuple(numbers.items()))
     made = _compiled.get(key)
     if made is None:
         kernel = _kernel(name, text, numbers)

@@ -98,7 +98,7 @@ class BatchNorm:
         return scale if self.weight is None else scale * self.weight
 
     def __call__(self, x: Tensor, shift: Tensor | None) -> Tensor:
-        return F.batch_norm(x, self.mean, self.var, self.weight, shift, False, 0.0, self.eps)
+        return _normalised(x, self.mean, self.var, self.weight, shift, False, self.eps)
 
 
 def batch_norm(n: Any) -> BatchNorm:
@@ -110,7 +110,20 @@ def batch_norm(n: Any) -> BatchNorm:
 
 def _batch_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     mean, var = (getattr(n, name, None) for name in ("running_mean", "running_var"))
-    return F.batch_norm(x, mean, var, weight, bias, _in_training(n) or mean is None, 0.0, _eps(n))
+    return _normalised(x, mean, var, weight, bias, _in_training(n) or mean is None, _eps(n))
+
+
+def _normalised(
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    eps: float,
+) -> Tensor:
+    """`F.batch_norm` without its checks, which were made in the forward pass."""
+    return torch.batch_norm(x, weight, bias, mean, var, training, 0.0, eps, torch.backends.cudnn.enabled)
 
 
 row("NativeLayerNormBackward0", Kind.NORMALISE,
