@@ -283,9 +283,7 @@ class Here:
         size = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
         if w.numel() <= size:
             return []
-        width = max(
-            1, 3 * size * w.shape[-1] // (4 * w.numel())
-        )  # less than what is taken whole: products are held beside it
+        width = max(1, size * w.shape[-1] // w.numel())
         return [slice(start, start + width) for start in range(0, w.shape[-1], width)]
 
     def magnitude(self, bias: bool, eps: float = 0.0) -> Tensor:
