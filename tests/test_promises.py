@@ -600,6 +600,19 @@ def test_a_value_that_two_promises_need_is_computed_once(watch):
     assert values.ready == {}
 
 
+def test_a_value_that_two_branches_of_one_promise_need_is_computed_once(watch):
+    """Its own operand is let go when the first branch has it; the second must not ask for it again."""
+    x = gaussian(3, 4).requires_grad_()
+    weight, shift = gaussian(4, 4, seed=1).requires_grad_(), gaussian(4, seed=2).requires_grad_()
+    with watch.truth:
+        shared = (x @ weight).neg().neg()
+        output = (torch.cat([shared, shared.mul(0.5)]) + shift)[1:]
+    watch.relevance(output, x, "dynamic")
+    (values,) = watch.runs
+    assert set(values.built.values()) == {1}
+    assert values.ready == {}
+
+
 @pytest.mark.parametrize("preset", ["dynamic", "gamma"])
 @pytest.mark.parametrize("name", VISION)
 def test_values_are_let_go_after_their_last_use(name, preset, watch):

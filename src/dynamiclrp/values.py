@@ -16,7 +16,7 @@ from torch import Tensor
 from .graph import Graph
 from .ops.table import unbroadcast
 from .plan import Plan
-from .promise import OUTPUT, Absent, Given, Kept, Key, Recorded, Replay, Rest, Source, Undo
+from .promise import OUTPUT, Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
 from .saved import (
     Saved,
     can_recompute_twice,
@@ -164,15 +164,17 @@ class Values:
     def take(self, key: Key) -> Any:
         """The value of a tensor; it counts as one of the uses that the plan foresaw."""
         ready, sources = self.ready, self.plan.sources
-        stack = [] if key in ready else [key]
+        stack = [key]
         while stack:  # a loop, since chains may be longer than Python's stack
-            source = sources[stack[-1]]
+            current = stack[-1]
+            if current in ready:  # also where another branch wanted it, and what it rests on is gone again
+                stack.pop()
+                continue
+            source = sources[current]
             missing = [operand for operand in source.operands if operand not in ready]
             if missing:
                 stack += missing
-                continue
-            current = stack.pop()
-            if current not in ready:
+            else:
                 ready[current] = self._build(source)
         value = ready[key]
         self._release(key)
@@ -193,6 +195,8 @@ class Values:
     def _fetch(self, source: Source) -> Any:
         if isinstance(source, Kept):
             return getattr(self.saved(source.holder), source.attribute)
+        if isinstance(source, Leaf):
+            return leaf_value(self.graph.handles[source.node])
         if isinstance(source, Given):
             return self.outputs[source.number].detach()
         if isinstance(source, Recorded):
