@@ -9,6 +9,7 @@ import torch
 
 import dynamiclrp as dlrp
 import shown
+from dynamiclrp.demo.page import _frame
 from dynamiclrp.media import Tokens
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
@@ -75,6 +76,23 @@ def test_pages_draw_without_a_word_and_fit_narrow_screens(look, tmp_path, scheme
             && e.getBoundingClientRect().right > innerWidth).map((e) => e.textContent)"""
         )
         assert not cut, f"{name}: {cut[:3]} reach beyond the screen"
+
+
+@pytest.mark.parametrize("width", [330, 560, 965, 1120])
+def test_accounts_fit_under_the_maps_of_the_demo(look, tmp_path, width):
+    a = shown.picture()
+    side_by_side = dlrp.compare({"one": a, "two": 1000 * a.relevance, "three": -a.relevance})
+    page = look(a, width=1200)
+    (tmp_path / "demo.html").write_text(
+        f"<!doctype html><style>iframe{{width:{width}px;border:0}}</style>{_frame(side_by_side, 'maps')}", "utf-8"
+    )
+    page.goto((tmp_path / "demo.html").as_uri())
+    page.frame_locator("iframe").locator(".sums").first.wait_for()
+    beyond = page.frames[1].evaluate(
+        """() => [...document.querySelectorAll('.sums')].map((e) =>
+        e.getBoundingClientRect().right - e.closest('.panel').getBoundingClientRect().right)"""
+    )
+    assert len(beyond) == 3 and max(beyond) <= 0.5
 
 
 def test_tokens_are_coloured_by_their_relevance(look):
