@@ -47,7 +47,6 @@ class Values:
     ) -> None:
         self.plan, self.graph, self.outputs, self.keep, self.batched = plan, graph, outputs, keep, batched
         self.left = dict(plan.uses)
-        self.kernels: bool | None = None  # learnt by the first that asks
         self.scratch: dict[Any, Any] = {}  # what is needed again, by the same node or by others
         self.ready: dict[Key, Any] = {}
         self._open: set[int] = set()  # nodes whose own backward reads what rules put into `_instead`
