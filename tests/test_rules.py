@@ -789,3 +789,21 @@ def test_nothing_lets_nothing_pass():
 def test_rules_refuse_parameters_without_meaning(bad):
     with pytest.raises(ValueError, match="expected"):
         bad()
+
+
+@pytest.mark.parametrize("squeezed", [False, True], ids=["as it is", "squeezed"])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+def test_a_batch_norm_of_one_row_whatever_its_strides(squeezed, last):
+    """Squeezed, what arrives has strides that torch's CPU kernel takes for another memory format."""
+    norm = nn.BatchNorm2d(5).double().eval()
+    for tensor in (norm.weight, norm.bias, norm.running_mean):
+        nn.init.normal_(tensor)
+    x = torch.randn(1, 5, 4, 3, dtype=torch.float64)
+    x = (x.to(memory_format=torch.channels_last) if last else x).requires_grad_()
+    y = norm(x)
+    weights = torch.randn(1, 5, 4, 3, dtype=torch.float64)
+    output, seen = (t.squeeze(0).permute(1, 2, 0) if squeezed else t.permute(0, 2, 3, 1) for t in (y, weights))
+    seed = (output.detach() * seen).contiguous()
+    (found,) = dlrp.relevance(output, x, preset="attnlrp", seed=seed)
+    scale = (norm.weight / (norm.running_var + norm.eps).sqrt())[:, None, None]
+    torch.testing.assert_close(found, (x * scale * weights).detach())

@@ -258,7 +258,8 @@ class Affine(Rule):
         shape = (1, -1, *[1] * (s.dim() - 2))
         if self.bias == "proportional":
             # torch's CPU kernel takes strides for a memory format, which a size of 1 leaves open, and reads wrongly
-            if grads[0] is None or 1 not in s.shape:
+            native = grads[0]
+            if native is None or 1 not in s.shape or (s.is_contiguous() and native.is_contiguous()):
                 return grads
             return [s * batch_norm(here.saved).scale.reshape(shape), *grads[1:]]
         x, bias = here.operand(0), here.operand(2)
