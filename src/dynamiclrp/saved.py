@@ -14,14 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import checkpoint
 
 from .errors import FreedGraphError, LRPError
 
-try:
-    from torch.utils.checkpoint import GraphExecGroup
-except ImportError:  # torch < 2.10
-    GraphExecGroup = None  # type: ignore[assignment,misc]
-
+GraphExecGroup: Any = getattr(checkpoint, "GraphExecGroup", None)  # torch 2.10 and newer
 _SIGN_BIT = 1 << 63
 
 
