@@ -6,7 +6,9 @@
 Per model and batch: milliseconds, explanations a second, peak memory, and ratios to gradient x input with frozen
 parameters. Each call takes turns with gradient x input alone, three of one in a row, then three of the other (one, where a call
 takes long): noise meets both alike, and both are as warm as in a loop over a data set. Its ratio is the median of the rounds' ratios; `fastest` is that of
-the fastest calls. Where the file has a run before, its ratio is kept as `earlier`. On a GPU also as CUDA graphs, against the captured gradient.
+the fastest calls. Other tenants slow the host's cores down to half their speed, by turns: before and after every call a short loop tells how
+fast the core is, and calls beside one that took a quarter longer than the fastest are left out (`calm` says of how many rounds something is left;
+where it is less than three, all count). Where the file has a run before, its ratio is kept as `earlier`. On a GPU also as CUDA graphs, against the captured gradient.
 `--lxt PATH` adds the AttnLRP authors' patched Llama.
 """
 
@@ -18,6 +20,7 @@ import json
 import platform
 import statistics
 import time
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -25,11 +28,12 @@ from typing import Any
 import torch
 
 import methods
-from dynamiclrp.timing import in_turns, peak_bytes
+from dynamiclrp.timing import peak_bytes
 from models import MODELS, build
 
 FLOOR = "gradient x input"
 LONG = 1.0  # seconds, of two rounds
+CALM = 1.25  # times the fastest loop
 EARLIER = 3  # runs whose ratios are kept beside the last one's
 
 
@@ -65,38 +69,97 @@ def calls_for(
     return calls, failed
 
 
-def _medians(times: list[float], in_a_row: int) -> list[float]:
-    return [statistics.median(times[i : i + in_a_row]) for i in range(0, len(times), in_a_row)]
+@dataclass
+class Timed:
+    """One call: milliseconds, and those of a short loop before or after it, whichever took longer."""
+
+    took: float
+    loop: float
 
 
-def rows_for(calls: dict[str, methods.Call], batch: int, repeats: int, patience: float) -> dict[str, dict[str, float]]:
+class Host:
+    """How fast the host runs Python, from call to call."""
+
+    def __init__(self) -> None:
+        self.fastest = min(self._loop() for _ in range(100))
+
+    def _loop(self) -> float:
+        begin, total = time.perf_counter(), 0
+        for number in range(10_000):
+            total += number
+        return 1000 * (time.perf_counter() - begin)
+
+    def timed(self, call: methods.Call) -> Timed:
+        synchronise()
+        before, begin = self._loop(), time.perf_counter()
+        call()
+        synchronise()
+        took, after = 1000 * (time.perf_counter() - begin), self._loop()
+        self.fastest = min(self.fastest, before, after)
+        return Timed(took, max(before, after))
+
+    def calm(self, calls: list[Timed]) -> list[float]:
+        """Milliseconds of those calls beside which the host was not slowed down."""
+        return [call.took for call in calls if call.loop < CALM * self.fastest]
+
+
+def synchronise() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def rounds_of(host: Host, pair: dict[str, methods.Call], repeats: int, patience: float) -> dict[str, list[list[Timed]]]:
+    """Calls in turns: by name, by round."""
+    start = time.perf_counter()
+    for warm in (*pair.values(), *pair.values()):
+        warm()
+    in_a_row = 3 if time.perf_counter() - start < LONG else 1
+    rounds: dict[str, list[list[Timed]]] = {name: [] for name in pair}
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        for turn in range(repeats):
+            if turn >= 3 and time.perf_counter() - start > patience:
+                break
+            for name, call in pair.items():
+                rounds[name].append([host.timed(call) for _ in range(in_a_row)])
+    finally:
+        gc.enable()
+    return rounds
+
+
+def rows_for(
+    calls: dict[str, methods.Call], batch: int, repeats: int, patience: float, host: Host
+) -> dict[str, dict[str, float]]:
     """Each call in turns with its floor."""
-    times: dict[str, list[float]] = {label: [] for label in calls}
+    times: dict[str, list[Timed]] = {label: [] for label in calls}
     rows = {}
     for label, call in calls.items():
         graph = label.endswith("CUDA graph") and f"{FLOOR}, CUDA graph" in calls
         floor = f"{FLOOR}, CUDA graph" if graph else FLOOR
-        pair = {floor: calls[floor], label: call}  # one, for the floor itself
-        start = time.perf_counter()
-        for warm in (*pair.values(), *pair.values()):
-            warm()
-        in_a_row = 3 if time.perf_counter() - start < LONG else 1
-        found = in_turns(pair, repeats, patience, in_a_row=in_a_row)
-        for name, milliseconds in found.items():
-            times[name] += milliseconds
-        ratios = [b / a for a, b in zip(*(_medians(found[name], in_a_row) for name in (floor, label)))]
+        rounds = rounds_of(host, {floor: calls[floor], label: call}, repeats, patience)  # one, for the floor itself
+        for name, found in rounds.items():
+            times[name] += [call for turn in found for call in turn]
+        pairs = list(zip(rounds[floor], rounds[label]))
+        calm = [(host.calm(a), host.calm(b)) for a, b in pairs]
+        calm = [(a, b) for a, b in calm if a and b]
+        every = [([call.took for call in a], [call.took for call in b]) for a, b in pairs]
+        counted = calm if len(calm) >= 3 else every
         rows[label] = {
             "milliseconds": 0.0,
             "explanations a second": 0.0,
-            "ratio": round(statistics.median(ratios), 3),
-            "fastest": round(min(found[label]) / min(found[floor]), 3),
+            "ratio": round(statistics.median(statistics.median(b) / statistics.median(a) for a, b in counted), 3),
+            "fastest": round(min(x for _, b in counted for x in b) / min(x for a, _ in counted for x in a), 3),
+            "rounds": len(pairs),
+            "calm": len(calm),
         }
         if not label.endswith("CUDA graph"):  # what a graph holds is its own pool, reported by Explainer.captures
             peak = peak_bytes(call)
             rows[label]["peak MiB"] = round(peak / 2**20, 1)
             rows[label]["memory ratio"] = round(peak / peak_bytes(calls[FLOOR]), 3)
     for label, row in rows.items():
-        row["milliseconds"] = round(statistics.median(times[label]), 3)
+        row["milliseconds"] = round(statistics.median(host.calm(times[label]) or [c.took for c in times[label]]), 3)
         row["explanations a second"] = round(1000 * batch / row["milliseconds"], 1)
     return rows
 
@@ -124,6 +187,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
+    host = Host()
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU cores",
@@ -139,7 +203,7 @@ def main() -> None:
             batch = min(batch, 8) if name.startswith("Llama") else batch  # 8 x 512 tokens
             model, inputs = build(name, batch, options.device)
             calls, failed = calls_for(name, model, inputs, options.device, options.lxt)
-            rows = rows_for(calls, batch, options.repeats, options.patience)
+            rows = rows_for(calls, batch, options.repeats, options.patience, host)
             del calls
             key = f"{name}, batch {batch}"
             rows = with_earlier(rows, results["models"].get(key, {}).get("rows", {}))

@@ -66,8 +66,8 @@ CASES = {
     ),
     "epsilon": ({"eps": EPS}, lambda s, z: s * z / (z + EPS * _sgn(z))),
     "epsilon_of_relevance": ({"eps": 1e-2}, lambda s, z: s / (z + 1e-2 * _sgn(z))),
-    "sum_share": (SUM, _share),
-    "sum_shares": (SUM, lambda s, y, a, b: (_share(s, y, a, b) * _sgn(a), _share(s, y, a, b) * _sgn(b))),
+    "sum_share": (SUM, lambda s, a, b: _share(s, a + b, a, b)),
+    "sum_shares": (SUM, lambda s, a, b: (_share(s, a + b, a, b) * _sgn(a), _share(s, a + b, a, b) * _sgn(b))),
     "sum_share_of_one": (SUM, lambda s, y, a: _share(s, y, a) * _sgn(a)),
     "sum_share_of_total": (SUM, _share),
     "times_sign": ({}, lambda g, a: g * _sgn(a)),
@@ -235,7 +235,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(module, "serves", lambda tensor: tensor.is_floating_point())
     monkeypatch.setattr("dynamiclrp.here.serves", lambda tensor: tensor.is_floating_point())
     monkeypatch.setattr(module, "_compile", compiled)
-    monkeypatch.setattr(module, "_compiled", {})
+    monkeypatch.setattr(module, "_launchers", {})
     return used
 
 

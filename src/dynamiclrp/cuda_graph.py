@@ -151,13 +151,12 @@ class Captured:
         )
         relevances = dict(zip(inputs, found))
         layers = dict(zip(layers, found[len(inputs) :]))
+        made = Attribution(relevances, layers, output, target, handed, self.plan, self.preset)
         torch.cuda.current_stream().synchronize()
         seed = seed or self._seed
         if seed.good is not None and not seed.good.any():
             raise seed.error()
-        if not judge(seed, self._largest.tolist()):
-            return None
-        return Attribution(relevances, layers, output, target, handed, self.plan, self.preset)
+        return made if judge(seed, self._largest.tolist()) else None
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(value.shape)) for value in self._inputs)

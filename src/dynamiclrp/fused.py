@@ -6,9 +6,9 @@ the GPU waits for Python, and passes over memory where it does not. Half types a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 from zlib import crc32
 
@@ -68,11 +68,11 @@ FORMULAS = {
         "s z b", ("s {} * fabs(y) / (fabs(y) + fabs(b) + eps) / (y < 0 ? y - eps : y + eps)",),
         "A y = z - b;", "eps",
     ),
-    # sums: s · y / (|a| + |b|), and what the summands take of it; both at once; what one takes beside a literal
-    "sum_share": Formula("s y a b", ("s {} / (fabs(a) + fabs(b) + eps)",), _BOUNDED, "eps limit"),
+    # sums y = a + b: s · y / (|a| + |b|), and what the summands take of it; both at once; what one takes beside a literal
+    "sum_share": Formula("s a b", ("s {} / (fabs(a) + fabs(b) + eps)",), "A y = a + b; " + _BOUNDED, "eps limit"),
     "sum_shares": Formula(
-        "s y a b", ("(a < 0 ? -u : u)", "(b < 0 ? -u : u)"),
-        _BOUNDED + "A u = s {} / (fabs(a) + fabs(b) + eps);", "eps limit",
+        "s a b", ("(a < 0 ? -u : u)", "(b < 0 ? -u : u)"),
+        f"A y = a + b; {_BOUNDED}A u = s {{}} / (fabs(a) + fabs(b) + eps);", "eps limit",
     ),
     "sum_share_of_one": Formula(
         "s y a", ("(a < 0 ? -u : u)",), _BOUNDED + "A u = s {} / (fabs(a) + eps);", "eps limit"
@@ -133,7 +133,7 @@ for _suffix, _operands, _numbers, _first, _bias in (
 del FORMULAS["gamma_positive_normed"]  # a rectifier's result is no batch norm's input
 
 _JITERATOR = torch.version.hip is None
-_compiled: dict[Any, Kernel] = {}
+_launchers: dict[Any, Callable[..., Any]] = {}
 
 
 def serves(tensor: Tensor) -> bool:
@@ -159,31 +159,26 @@ def fused(name: str, *tensors: Tensor, text: str = "", **numbers: float) -> Any:
             return None
         if tensor.shape != shape and not _spreads(tensor.shape, shape):
             return None
-    kernel = _compiled.get((name, text)) or _kernel(name, text, numbers)
-    return kernel(tensors, numbers)
-
-
-def _kernel(name: str, text: str, numbers: Mapping[str, float]) -> Kernel:
-    assert numbers.keys() == set(FORMULAS[name].numbers.split()), name
-    if (name, text) not in _compiled:
-        _compiled[name, text] = _compile(name, text)
-    return _compiled[name, text]
+    return launcher(name, text, **numbers)(*tensors)
 
 
 def launcher(name: str, text: str = "", **numbers: float) -> Callable[..., Any]:
     """The kernel of a formula with its numbers, for tensors that are known to fit."""
     key = (name, text, tuple(numbers.items()))
-    made = _compiled.get(key)
+    made = _launchers.get(key)
     if made is None:
-        kernel = _kernel(name, text, numbers)
+        names = FORMULAS[name].numbers.split()
+        assert numbers.keys() == set(names), name
+        kernel, ordered = _compile(name, text), {number: numbers[number] for number in names}
 
         def made(*tensors: Tensor) -> Any:
-            return kernel(tensors, numbers)
+            return kernel(tensors, ordered)
 
-        _compiled[key] = made
+        _launchers[key] = made
     return made
 
 
+@cache
 def source(name: str, text: str) -> str:
     """The C++ of a formula, as torch's jiterator takes it."""
     formula = FORMULAS[name]
@@ -205,16 +200,10 @@ def source(name: str, text: str) -> str:
 
 
 def _compile(name: str, text: str) -> Kernel:
-    """What launches a kernel. torch's own wrapper does the same, with checks that take a tenth of a launch."""
-    outputs, names = len(FORMULAS[name].outputs), FORMULAS[name].numbers.split()
-    code, many = source(name, text), outputs > 1
-    launch, called = torch._C._cuda_jiterator_compile_and_launch_kernel, _called(name, text)
-
-    def kernel(tensors: tuple[Tensor, ...], numbers: dict[str, float]) -> Any:
-        ordered = numbers if len(names) < 2 else {number: numbers[number] for number in names}
-        return launch(code, called, many, outputs, tensors, ordered)
-
-    return kernel
+    """What launches a kernel of (tensors, numbers). torch's own wrapper does the same, with checks that take a tenth of a launch."""
+    outputs = len(FORMULAS[name].outputs)
+    launch = torch._C._cuda_jiterator_compile_and_launch_kernel
+    return partial(launch, source(name, text), _called(name, text), outputs > 1, outputs)
 
 
 def _called(name: str, text: str) -> str:

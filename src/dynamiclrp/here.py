@@ -23,6 +23,7 @@ from .values import Values
 # than a cache that holds them; fewer would be small products and many launches.
 _PIECE = {"cpu": 1 << 22}
 _PIECE_ELSEWHERE = 1 << 24
+_MANY = 64  # times the output
 
 
 class Here:
@@ -107,6 +108,11 @@ class Here:
     def batched(self) -> bool:
         """Do several relevances pass at once, in a dimension that only torch knows of?"""
         return self._values.batched
+
+    @property
+    def kernels(self) -> bool:
+        """Are there kernels where this graph ends?"""
+        return self.serves(self._values.outputs[0])
 
     def serves(self, tensor: Tensor) -> bool:
         """Are there kernels for such a tensor?"""
@@ -281,6 +287,8 @@ class Here:
             return []
         w = self.operand(self.step.factors[1])
         size = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
+        if w.numel() > size // 2 and w.numel() > _MANY * self.saved.shape.numel():
+            size //= 2  # few rows, beside which a weight is all there is
         if w.numel() <= size:
             return []
         width = max(1, size * w.shape[-1] // w.numel())

@@ -74,7 +74,13 @@ class Plan:
 
     @cached_property
     def hooked(self) -> tuple[Step, ...]:
-        return tuple(step for step in self.steps if any(step.hooks))
+        """Steps that are more than the native backward, and than what `parted` says."""
+        return tuple(step for step in self.steps if any(step.hooks) and step.divides == 1)
+
+    @cached_property
+    def parted(self) -> tuple[tuple[int, int], ...]:
+        """Nodes whose rule only divides what arrives into equal parts, and how many."""
+        return tuple((step.node, step.divides) for step in self.steps if step.divides != 1)
 
     @cached_property
     def differences(self) -> tuple[int, ...]:
@@ -132,7 +138,7 @@ class Plan:
         width = max((len(name) for name, _, _ in counts), default=0)
         s = self.statistics
         lines = [
-            f"Plan: {self.preset!r}, {s.live} live of {s.nodes} nodes, {len(self.hooked)} hooked, "
+            f"Plan: {self.preset!r}, {s.live} live of {s.nodes} nodes, {len(self.hooked) + len(self.parted)} hooked, "
             f"{s.promises} promises, {s.internal_nodes} internal nodes, depth {s.depth}, density {s.density:.3f}",
         ]
         lines += [f"  {n:5} x {name:{width}}  {kind:10}  {rule}" for (name, kind, rule), n in sorted(counts.items())]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .errors import UnsupportedTensorError
 from .graph import Graph
 from .here import Here
 from .plan import Plan
-from .rules.base import Grads, Hooks, divide
+from .rules.base import Grads, Hook, Hooks, divide, like
 from .saved import read_error
 from .step import Step
 from .targets import Seed
@@ -55,6 +56,10 @@ def run(
             for node in values.regions:  # read before its own backward frees it
                 handles.append(graph.handles[node].register_prehook(_turn(values.saved, node)))
             ours = ours and not retain_graph and watch is None
+            for node, parts in plan.parted if watch is None else ():
+                handle = graph.handles[node].register_prehook(_dividing(parts))
+                if not ours:  # it holds nothing, and goes with the graph
+                    handles.append(handle)
             for step in plan.hooked if watch is None else plan.steps:
                 if ours and step.blanks and values.blank(step.node, step.blanks):
                     continue
@@ -106,7 +111,7 @@ def _attach(step: Step, graph: Graph, values: Values, handles: list[Any], watch:
         handles.append(node.register_hook(leaving))
 
 
-def _turn(what: Callable[[int], Any], node: int) -> Callable[..., None]:
+def _turn(what: Callable[[int], Any], node: int) -> Hook:
     """A hook that changes nothing."""
 
     def hook(*grads: Any) -> None:
@@ -115,7 +120,7 @@ def _turn(what: Callable[[int], Any], node: int) -> Callable[..., None]:
     return hook
 
 
-def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+def _hooks(step: Step, values: Values) -> Hooks:
     """Hooks before and after the native backward. What a rule fetched is let go after the last of them."""
     first, last = step.hooks
     if not (first or last):
@@ -124,7 +129,7 @@ def _hooks(step: Step, values: Values) -> tuple[Callable[..., Any] | None, Calla
         return None, _direct(step.node, step.direct, values)
     if step.scales is not None and not values.batched:
         return None, _scaling(step.scales)
-    if step.divides != 1:
+    if step.divides != 1:  # under the eyes of a ledger; otherwise `plan.parted`
         return _dividing(step.divides), None
     if values.is_open(step.node) and not step.multiply and step.bias not in step.live:
         last = False  # the native backward does it
@@ -145,13 +150,14 @@ def _later(step: Step, values: Values, last: bool) -> Hooks:
         if grads[0] is None:
             return None
         made.append(_now(step, values, last))
-        return made[0][0](grads)
+        hook = made[0][0]
+        return hook and hook(grads)
 
     def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
         if incoming[0] is None:
             return None
         _, hook = made.pop() if made else _now(step, values, last)
-        return hook(grads, incoming)
+        return hook and hook(grads, incoming)
 
     return before, after
 
@@ -168,7 +174,7 @@ def _at_length(step: Step, here: Here, last: bool) -> Hooks:
         s = divide(given, here.output) if convert else given
         if edits_before:
             s = rule.before(here, s)
-        return (_like(s, given), *grads[1:])
+        return (like(s, given), *grads[1:])
 
     def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
         s = incoming[0]
@@ -180,12 +186,12 @@ def _at_length(step: Step, here: Here, last: bool) -> Hooks:
             g = made[position]
             if g is not None:
                 made[position] = g * here.operand(position)
-        return tuple([g if g is native else _like(g, native) for g, native in zip(made, grads)])
+        return tuple([g if g is native else like(g, native) for g, native in zip(made, grads)])
 
     return before, after
 
 
-def _direct(node: int, direct: Callable[[Any, Tensor], Tensor], values: Values) -> Callable[..., Any]:
+def _direct(node: int, direct: Callable[[Any, Tensor], Tensor], values: Values) -> Hook:
     def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
         s, native = incoming[0], grads[0]
         if s is None or native is None:
@@ -196,30 +202,28 @@ def _direct(node: int, direct: Callable[[Any, Tensor], Tensor], values: Values) 
     return after
 
 
-def _scaling(factors: Mapping[int, float]) -> Callable[..., None]:
-    places, by = list(factors), list(factors.values())
+def _scaling(factors: Mapping[int, float]) -> Hook:
+    kept = {i: factor for i, factor in factors.items() if factor}
+    blocked = factors.keys() - kept
+    places, by = list(kept), list(kept.values())
 
-    def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
-        if incoming[0] is not None:
-            made: Any = [grads[i] for i in places]
-            torch._foreach_mul_(made, by)
+    def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
+        if incoming[0] is None:
+            return None
+        made: Any = [grads[i] for i in places]
+        torch._foreach_mul_(made, by)
+        return tuple([None if i in blocked else g for i, g in enumerate(grads)]) if blocked else None
 
     return after
 
 
-def _dividing(by: int) -> Callable[..., Any]:
+@cache
+def _dividing(by: int) -> Hook:
     def before(grads: tuple[Tensor | None, ...]) -> Any:
         s = grads[0]
         return None if s is None else (s / by, *grads[1:])
 
     return before
-
-
-def _like(g: Tensor | None, native: Tensor | None) -> Tensor | None:
-    """In the dtype of what autograd made; nothing, where it made nothing."""
-    if g is None or native is None:
-        return None
-    return g if g.dtype == native.dtype else g.to(native.dtype)
 
 
 def check_tensors(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:

@@ -134,7 +134,7 @@ class Step(Frozen):
         short = self.op.fresh and not (self.convert or self.multiply) and _says(self.rule, "scales", "after")
         factors = self.rule.scales(self) if short else {}
         factors = {i: factor for i, factor in factors.items() if factor != 1}
-        return factors if factors and 0 not in factors.values() else None
+        return factors if any(factors.values()) else None
 
     @cached_property
     def blanks(self) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 OUT = -1  # the output, among the positions of the operands
 
 Grads = list[Tensor | None]
-Hooks = tuple[Callable[..., Any], Callable[..., Any]]  # of autograd: before, after a node's own backward
+Hook = Callable[..., Any]
+Hooks = tuple[Hook | None, Hook | None]  # of autograd: before, after a node's own backward
 
 
 def stabilise(denominator: Tensor, eps: float) -> Tensor:
@@ -57,6 +58,13 @@ def bounded(y: Tensor) -> Tensor:
     0 times infinity would be nan."""
     limits = torch.finfo(y.dtype)
     return y.clamp(limits.min, limits.max)
+
+
+def like(made: Tensor | None, native: Tensor | None) -> Tensor | None:
+    """In the dtype of what autograd made; nothing, where it made nothing."""
+    if made is None or native is None:
+        return None
+    return made if made.dtype == native.dtype else made.to(native.dtype)
 
 
 def reduce_to(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -96,7 +104,8 @@ class Rule:
         return grads
 
     def short(self, here: Here) -> Hooks | None:
-        """`before` and `after` in short, for rules that meet every layer; None: not at this node."""
+        """`before` and `after` in short, for rules that meet every layer, of which one may have nothing to do; None: not at this
+        node."""
         return None
 
     def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedTensorError
-from .base import OUT, Grads, Hooks, Rule, sign, stabilise, usable
+from ..fused import launcher
+from .base import OUT, Grads, Hooks, Rule, like, sign, stabilise, usable
 from .signed import signed_hooks
 
 if TYPE_CHECKING:
@@ -124,6 +125,37 @@ class Epsilon(LinearRule):
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.give_bias(here, grads)
+
+    def short(self, here: Here) -> Hooks | None:
+        step = here.step
+        if (
+            not here.kernels
+            or self.top < 1
+            or step.convert
+            or step.multiply
+            or any(i not in step.factors for i in step.live)
+        ):
+            return None
+        own: list[Tensor] = []
+        if self.of_coefficients(step):
+            name, text = "epsilon", ""
+        elif self.bias == "absolute" and step.has_bias and step.added is None:
+            name, text, own = "epsilon_absolute", here.times("z"), [here.bias]
+        else:
+            return None
+        rule, held, wanted = self, [here], own[0].dtype if own else None
+
+        def before(grads: tuple[Tensor | None, ...]) -> Any:
+            s = grads[0]
+            if s is None:
+                return None
+            here, dtype = held.pop(), s.dtype
+            z = here.output
+            if z.shape == s.shape and z.dtype == dtype and wanted in (None, dtype) and s.is_floating_point():
+                return (launcher(name, text, eps=usable(rule.eps, s))(s, z, *own), *grads[1:])
+            return (like(rule.before(here, s), s), *grads[1:])
+
+        return before, None
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..fused import fused
+from .. import fused as kernels
 from ..ops.normalise import BatchNorm, batch_norm
-from .base import OUT, Grads, Rule, divide, reduce_to, sign, stabilise, usable
+from .base import OUT, Grads, Hooks, Rule, divide, like, reduce_to, sign, stabilise, usable
 
 if TYPE_CHECKING:
     from ..here import Here
@@ -67,11 +67,11 @@ class Identity(Rule):
     def _pass(self, op: Op, saved: Saved, s: Tensor, batched: bool = False) -> Tensor:
         """s · f(x)/x, from what the node saved."""
         numbers: dict[str, Any] = {} if op.quotient is None else {"eps": usable(self.eps, s)}
-        if op.fused is not None and not batched:
-            kernel = op.fused(saved)
-            made = fused(kernel[0], s, *kernel[1:], **numbers) if kernel else None
-            if made is not None:
-                return made
+        if op.fused is not None and not batched and kernels.serves(s):
+            name, *values = op.fused(saved) or (None,)
+            dtype = s.dtype
+            if name is not None and all([value.dtype == dtype for value in values]):
+                return kernels.launcher(name, **numbers)(s, *values)
         factor: Any = op.quotient or op.ratio
         return s * factor(saved, **numbers)
 
@@ -252,7 +252,39 @@ class Affine(Rule):
         norm, bias, rank = batch_norm(here.saved), here.operand(2), here.operand(0).dim()
         if norm.weight is None or bias is None or not here.serves(bias):
             return norm, None
-        return norm, [t.view(1, -1, *[1] * (rank - 2)) for t in (norm.weight, bias, norm.mean, norm.var)]
+        shape = (1, -1, *[1] * (rank - 2))
+        return norm, [t.view(*shape) for t in (norm.weight, bias, norm.mean, norm.var)]
+
+    def short(self, here: Here) -> Hooks | None:
+        if self.bias == "proportional" or not here.kernels or here.step.multiply or here.step.live != (0,):
+            return None
+        norm, values = here.stash
+        if values is None:
+            return None
+        rule, held, text = self, [here], here.times("y")
+        dtype = values[0].dtype
+        name, numbers = self._kernel(norm, values[0])
+        if any(t.dtype != dtype for t in values):
+            return None
+
+        def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
+            s = incoming[0]
+            if s is None:
+                return None
+            here = held.pop()
+            x = here.operand(0)
+            if s.dtype == dtype and x.dtype == dtype:
+                return (kernels.launcher(name, text, **numbers)(s, x, *values), *grads[1:])
+            return (like(rule.after(here, list(grads), s)[0], grads[0]), *grads[1:])
+
+        return None, after
+
+    def _kernel(self, norm: BatchNorm, sample: Tensor) -> tuple[str, dict[str, float]]:
+        """Its name and its numbers, for tensors like this one."""
+        numbers = {"eps": norm.eps, "stable": usable(self.eps, sample)}
+        if not self.below:
+            return "affine_absolute", numbers
+        return "affine_absolute_epsilon", numbers | {"below": usable(self.below, sample)}
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         shape = (1, -1, *[1] * (s.dim() - 2))
@@ -265,10 +297,7 @@ class Affine(Rule):
         x, bias = here.operand(0), here.operand(2)
         norm, values = here.stash or self._channels(here)
         if values is not None and all(g is None for g in grads[1:]):
-            numbers = {"eps": norm.eps, "stable": usable(self.eps, s)}
-            name = "affine_absolute"
-            if self.below:
-                name, numbers = "affine_absolute_epsilon", numbers | {"below": usable(self.below, s)}
+            name, numbers = self._kernel(norm, s)
             made = here.fused(name, s, x, *values, text=here.times("y"), **numbers)
             if made is not None:
                 return [made, *grads[1:]]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .base import OUT, Grads, Rule, bounded, divide, reduce_to, sign, usable
+from ..fused import launcher
+from .base import OUT, Grads, Hooks, Rule, bounded, divide, like, reduce_to, sign, usable
 
 if TYPE_CHECKING:
     from ..here import Here
@@ -30,59 +30,80 @@ class AbsoluteShare(Rule):
     kinds = frozenset({"sum", "pool"})
 
     def edits(self, step: Step) -> tuple[bool, bool]:
-        # what cannot be negative is its own magnitude: the native backward shares just so
-        native = step.op.weights is None and step.nonnegative and step.form == "s"
+        if step.op.weights is not None:
+            return False, True
+        # what cannot be negative is its own magnitude: the native backward of a reduction shares just so
+        native = step.nonnegative and step.form == "s"
         return not native, not native
 
     def needs(self, step: Step) -> Iterable[int]:
-        return (OUT, *step.sharers) if any(self.edits(step)) else ()
+        if not any(self.edits(step)):
+            return ()
+        return step.sharers if _both(step) else (OUT, *step.sharers)
 
     def takes_relevance(self, step: Step) -> bool:
         return True
 
     def before(self, here: Here, s: Tensor) -> Tensor:
-        values = {i: here.operand(i) for i in here.step.sharers}
-        if here.op.weights is None:
-            # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
-            here.stash = values
-            total = here.replay(values[0].abs())
-            made = self._fused(here, "sum_share_of_total", s, total)
-            return self._share(here, s, total) if made is None else made
-        factors = here.op.weights(here.saved)
-        here.stash = values = {i: v if factors[i] == 1 else v * factors[i] for i, v in values.items()}
-        made = None
-        if len(values) == 1:
-            made = self._fused(here, "sum_share_of_one", s, *values.values())
-            here.stash = values if made is None else None  # it has its sign
-        elif len(here.step.live) == 2 and all(v.shape == s.shape and factors[i] == 1 for i, v in values.items()):
-            both = self._fused(here, "sum_shares", s, *values.values())
-            if both is not None:  # what `after` hands down: the native backward of such a sum does nothing
-                here.stash = both
-                return s
-        elif len(values) == 2:
-            made = self._fused(here, "sum_share", s, *values.values())
-        if made is not None:
-            return made
-        return self._share(here, s, reduce(torch.add, [value.abs() for value in values.values()]))
-
-    def _share(self, here: Here, s: Tensor, total: Tensor) -> Tensor:
-        return here.relevance(s, bounded(here.output)) / (total + usable(self.eps, total))
-
-    def _fused(self, here: Here, name: str, s: Tensor, *values: Tensor) -> Any:
-        limit = torch.finfo(s.dtype).max
-        return here.fused(name, s, here.output, *values, text=here.times("y"), eps=usable(self.eps, s), limit=limit)
+        # a reduction, whose own forward adds up the magnitudes (and divides them as its backward divides s)
+        total = here.replay(here.operand(0).abs())
+        made = self._fused(here, "sum_share_of_total", s, here.output, total)
+        return self._share(here, s, here.output, total) if made is None else made
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        if here.stash is None:
-            return grads
-        if isinstance(here.stash, tuple):
-            return list(here.stash)
+        if here.op.weights is None:
+            return [None if g is None else _signed(here, g, here.operand(0)) for g in grads]
+        factors = here.op.weights(here.saved)
+        values = {i: _times(here.operand(i), factors[i]) for i in here.step.sharers}
+        if _both(here.step):
+            a, b = values.values()
+            if factors == (1, 1) and a.shape == b.shape == s.shape:
+                both = self._fused(here, "sum_shares", s, a, b)
+                if both is not None:
+                    return [None if g is None else share for g, share in zip(grads, both)]
+            made = self._fused(here, "sum_share", s, a, b)
+            u = self._share(here, s, a + b, a.abs() + b.abs()) if made is None else made
+        else:
+            ((i, a),) = values.items()
+            made = self._fused(here, "sum_share_of_one", s, here.output, a)
+            if made is not None:  # with its sign
+                return [None if g is None else _times(reduce_to(made, g.shape), factors[i]) for g in grads]
+            u = self._share(here, s, here.output, a.abs())
+        # of the native backward of a sum only its factors are left to do
+        return [
+            None if g is None else _signed(here, _times(reduce_to(u, g.shape), factors[i]), values[i])
+            for i, g in enumerate(grads)
+        ]
 
-        def signed(g: Tensor, value: Tensor) -> Tensor:
-            made = here.fused("times_sign", g, value)
-            return g * sign(value) if made is None else made
+    def short(self, here: Here) -> Hooks | None:
+        """Two live operands of one shape, as of a residual."""
+        step = here.step
+        if not here.kernels or step.multiply or not _both(step) or step.sharers != step.live:
+            return None
+        rule, held, text, (first, second) = self, [here], here.times("y"), step.live
 
-        return [None if g is None else signed(g, here.stash[i]) for i, g in enumerate(grads)]
+        def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
+            s = incoming[0]
+            if s is None:
+                return None
+            here, dtype, shape = held.pop(), s.dtype, s.shape
+            a, b = here.operand(first), here.operand(second)
+            fits = a.shape == shape and b.shape == shape and a.dtype == dtype and b.dtype == dtype
+            if fits and s.is_floating_point() and here.op.weights(here.saved) == (1, 1):
+                return launcher("sum_shares", text, **rule._numbers(dtype))(s, a, b)
+            return tuple([like(made, g) for made, g in zip(rule.after(here, list(grads), s), grads)])
+
+        return None, after
+
+    def _numbers(self, dtype: torch.dtype) -> dict[str, float]:
+        limits = torch.finfo(dtype)
+        return {"eps": max(self.eps, limits.tiny), "limit": limits.max}
+
+    def _share(self, here: Here, s: Tensor, output: Tensor, total: Tensor) -> Tensor:
+        return here.relevance(s, bounded(output)) / (total + usable(self.eps, total))
+
+    def _fused(self, here: Here, name: str, s: Tensor, *values: Tensor) -> Any:
+        return here.fused(name, s, *values, text=here.times("y"), **self._numbers(s.dtype))
 
     def conserves(self, step: Step) -> bool:
         return step.sharers == step.live and not step.op.fills
@@ -251,6 +272,20 @@ class SignalTakesAll(Rule):
 
     def conserves(self, step: Step) -> bool:
         return not step.name.startswith("Addc") or 0 in step.live
+
+
+def _both(step: Step) -> bool:
+    """A sum of two operands that both take their share?"""
+    return step.op.weights is not None and len(step.sharers) == 2
+
+
+def _signed(here: Here, g: Tensor, value: Tensor) -> Tensor:
+    made = here.fused("times_sign", g, value)
+    return g * sign(value) if made is None else made
+
+
+def _times(g: Tensor, factor: float) -> Tensor:
+    return g if factor == 1 else g * factor
 
 
 def _is_whole(step: Step) -> bool:
