@@ -5,10 +5,11 @@
 
 Per model and batch: milliseconds, explanations a second, peak memory, and ratios to gradient x input with frozen
 parameters. Each call takes turns with gradient x input alone, three of one in a row, then three of the other (one, where a call
-takes long): noise meets both alike, and both are as warm as in a loop over a data set. Its ratio is the median of the rounds' ratios; `fastest` is that of
-the fastest calls. Other tenants slow the host's cores down to half their speed, by turns: before and after every call a short loop tells how
-fast the core is, and calls beside one that took a quarter longer than the fastest are left out (`calm` says of how many rounds something is left;
-where it is less than three, all count). Where the file has a run before, its ratio is kept as `earlier`. On a GPU also as CUDA graphs, against the captured gradient.
+takes long): noise meets both alike, and both are as warm as in a loop over a data set. Other tenants of the machine slow single cores down
+to half their speed, for milliseconds to seconds: the process moves to cores that run a short loop at full speed, and calls before or after
+which that loop took a quarter longer are left out. The ratio is that of the medians of the calls that are left; `fastest` that of the fastest of them; `calm`
+says how many of how many `calls` are left. Where it is less than three, the ratio is the median of the rounds' ratios, and `calm` is 0.
+Where the file has a run before, its ratio is kept as `earlier`. On a GPU also as CUDA graphs, against the captured gradient.
 `--lxt PATH` adds the AttnLRP authors' patched Llama.
 """
 
@@ -20,7 +21,6 @@ import json
 import platform
 import statistics
 import time
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ import torch
 
 import methods
 from dynamiclrp.timing import peak_bytes
+from host import Host, Timed
 from models import MODELS, build
 
 FLOOR = "gradient x input"
 LONG = 1.0  # seconds, of two rounds
-CALM = 1.25  # times the fastest loop
 EARLIER = 3  # runs whose ratios are kept beside the last one's
 
 
@@ -69,43 +69,8 @@ def calls_for(
     return calls, failed
 
 
-@dataclass
-class Timed:
-    """One call: milliseconds, and those of a short loop before or after it, whichever took longer."""
-
-    took: float
-    loop: float
-
-
-class Host:
-    """How fast the host runs Python, from call to call."""
-
-    def __init__(self) -> None:
-        self.fastest = min(self._loop() for _ in range(100))
-
-    def _loop(self) -> float:
-        begin, total = time.perf_counter(), 0
-        for number in range(10_000):
-            total += number
-        return 1000 * (time.perf_counter() - begin)
-
-    def timed(self, call: methods.Call) -> Timed:
-        synchronise()
-        before, begin = self._loop(), time.perf_counter()
-        call()
-        synchronise()
-        took, after = 1000 * (time.perf_counter() - begin), self._loop()
-        self.fastest = min(self.fastest, before, after)
-        return Timed(took, max(before, after))
-
-    def calm(self, calls: list[Timed]) -> list[float]:
-        """Milliseconds of those calls beside which the host was not slowed down."""
-        return [call.took for call in calls if call.loop < CALM * self.fastest]
-
-
-def synchronise() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+def _median(calls: list[Timed]) -> float:
+    return statistics.median(call.took for call in calls)
 
 
 def rounds_of(host: Host, pair: dict[str, methods.Call], repeats: int, patience: float) -> dict[str, list[list[Timed]]]:
@@ -122,6 +87,8 @@ def rounds_of(host: Host, pair: dict[str, methods.Call], repeats: int, patience:
         for turn in range(repeats):
             if turn >= 3 and time.perf_counter() - start > patience:
                 break
+            if host.settle():
+                next(iter(pair.values()))()  # where it moved to it is cold
             for name, call in pair.items():
                 rounds[name].append([host.timed(call) for _ in range(in_a_row)])
     finally:
@@ -139,20 +106,23 @@ def rows_for(
         graph = label.endswith("CUDA graph") and f"{FLOOR}, CUDA graph" in calls
         floor = f"{FLOOR}, CUDA graph" if graph else FLOOR
         rounds = rounds_of(host, {floor: calls[floor], label: call}, repeats, patience)  # one, for the floor itself
-        for name, found in rounds.items():
-            times[name] += [call for turn in found for call in turn]
-        pairs = list(zip(rounds[floor], rounds[label]))
-        calm = [(host.calm(a), host.calm(b)) for a, b in pairs]
-        calm = [(a, b) for a, b in calm if a and b]
-        every = [([call.took for call in a], [call.took for call in b]) for a, b in pairs]
-        counted = calm if len(calm) >= 3 else every
+        took = {name: [call for turn in found for call in turn] for name, found in rounds.items()}
+        for name, found in took.items():
+            times[name] += found
+        below, own = host.calm(took[floor]), host.calm(took[label])
+        calm = min(len(below), len(own))
+        if calm:
+            ratio = statistics.median(own) / statistics.median(below)
+        else:
+            below, own = ([call.took for call in took[name]] for name in (floor, label))
+            ratio = statistics.median(_median(b) / _median(a) for a, b in zip(rounds[floor], rounds[label]))
         rows[label] = {
             "milliseconds": 0.0,
             "explanations a second": 0.0,
-            "ratio": round(statistics.median(statistics.median(b) / statistics.median(a) for a, b in counted), 3),
-            "fastest": round(min(x for _, b in counted for x in b) / min(x for a, _ in counted for x in a), 3),
-            "rounds": len(pairs),
-            "calm": len(calm),
+            "ratio": round(ratio, 3),
+            "fastest": round(min(own) / min(below), 3),
+            "calls": len(took[label]),
+            "calm": calm,
         }
         if not label.endswith("CUDA graph"):  # what a graph holds is its own pool, reported by Explainer.captures
             peak = peak_bytes(call)

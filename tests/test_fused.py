@@ -68,6 +68,7 @@ CASES = {
     "epsilon_of_relevance": ({"eps": 1e-2}, lambda s, z: s / (z + 1e-2 * _sgn(z))),
     "sum_share": (SUM, lambda s, a, b: _share(s, a + b, a, b)),
     "sum_shares": (SUM, lambda s, a, b: (_share(s, a + b, a, b) * _sgn(a), _share(s, a + b, a, b) * _sgn(b))),
+    "sum_shares_of_rest": (SUM, lambda s, y, b: (_share(s, y, y - b, b) * _sgn(y - b), _share(s, y, y - b, b) * _sgn(b))),
     "sum_share_of_one": (SUM, lambda s, y, a: _share(s, y, a) * _sgn(a)),
     "sum_share_of_total": (SUM, _share),
     "times_sign": ({}, lambda g, a: g * _sgn(a)),

@@ -8,6 +8,7 @@ import oracles  # noqa: F401  before transformers: makes its import of torchvisi
 
 # isort: split
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -802,3 +803,50 @@ def test_only_the_packed_projection_is_replayed_under_dynamic_in_an_encoder_laye
     model = randomise(Encoder(norm_first=True))
     x = gaussian(*model.shape).requires_grad_()
     assert len(replayed_products(model(x), x)) <= len(model.layers)
+
+
+class Sum(nn.Module):
+    """A sum of what is kept, x, and of what is not, a linear map of it; then something that may keep the sum."""
+
+    def __init__(self, add, then) -> None:
+        super().__init__()
+        self.first, self.branch, self.head = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.add, self.then = add, then
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        return self.head(self.then(self.add(x, self.branch(x))))
+
+
+@pytest.mark.parametrize(
+    ("add", "rest"),
+    [
+        (lambda x, y: x + y, 1),
+        (lambda x, y: y + x, 0),
+        (lambda x, y: torch.add(x, y, alpha=0.5), 1),
+        (lambda x, y: y - x, 0),
+        (lambda x, y: x - y, 1),
+        (lambda x, y: x + y[:1], 1),
+        (lambda x, y: x[:1] - 2 * y, 0),
+        (lambda x, y: torch.lerp(x, y, 0.3), 1),
+    ],
+)
+@pytest.mark.parametrize("then", [torch.relu, lambda x: x * x, torch.exp], ids=["relu", "square", "exp"])
+def test_a_sum_that_is_kept_needs_one_of_its_operands(add, rest, then, monkeypatch):
+    torch.manual_seed(0)
+    model, x = Sum(add, then).double().eval(), torch.randn(4, 5, dtype=torch.float64)
+    found = dlrp.explain(model, x, preset="dynamic")
+    sums = [step for step in found.plan.steps if step.op.weights is not None]
+    assert [step.rest for step in sums] == [None if then is torch.exp else rest]  # which keeps its own result
+    if then is not torch.exp:
+        needed = set(sums[0].places)
+        assert needed == {dlrp.rules.OUT, 1 - rest}
+    monkeypatch.setattr(sys.modules["dynamiclrp.plan"], "_subtracted", lambda graph, step, forms, sources: step)
+    other = dlrp.explain(model, x, preset="dynamic")
+    assert [step.rest for step in other.plan.steps] == [None] * len(other.plan.steps)
+    torch.testing.assert_close(found.relevance, other.relevance, rtol=1e-9, atol=1e-12)
+
+
+def test_half_types_take_both_operands_of_a_sum():
+    model, x = Sum(lambda x, y: x + y, torch.relu).bfloat16().eval(), torch.randn(4, 5, dtype=torch.bfloat16)
+    assert all(step.rest is None for step in dlrp.explain(model, x, preset="dynamic").plan.steps)

@@ -129,8 +129,7 @@ def promise(colours: dict[str, str]) -> str:
     """The block as a graph, relevance from the right, values from the left."""
     found, names = promise_of_the_sum()
     add = found.origin
-    (inner,) = found.branches[0].children  # the sum's own output is rebuilt from its operands
-    short, long = inner.branches
+    short, long = found.branches
     (replayed,) = long.children
     kept = replayed.branches[-1]
     down, relu = replayed.origin, kept.key[1]

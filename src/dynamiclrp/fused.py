@@ -68,11 +68,16 @@ FORMULAS = {
         "s z b", ("s {} * fabs(y) / (fabs(y) + fabs(b) + eps) / (y < 0 ? y - eps : y + eps)",),
         "A y = z - b;", "eps",
     ),
-    # sums y = a + b: s · y / (|a| + |b|), and what the summands take of it; both at once; what one takes beside a literal
+    # sums y = a + b: s · y / (|a| + |b|), and what the summands take of it; both at once, also from y
+    # and b; what one takes beside a literal
     "sum_share": Formula("s a b", ("s {} / (fabs(a) + fabs(b) + eps)",), "A y = a + b; " + _BOUNDED, "eps limit"),
     "sum_shares": Formula(
         "s a b", ("(a < 0 ? -u : u)", "(b < 0 ? -u : u)"),
         f"A y = a + b; {_BOUNDED}A u = s {{}} / (fabs(a) + fabs(b) + eps);", "eps limit",
+    ),
+    "sum_shares_of_rest": Formula(
+        "s y b", ("(a < 0 ? -u : u)", "(b < 0 ? -u : u)"),
+        f"A a = y - b; {_BOUNDED}A u = s {{}} / (fabs(a) + fabs(b) + eps);", "eps limit",
     ),
     "sum_share_of_one": Formula(
         "s y a", ("(a < 0 ? -u : u)",), _BOUNDED + "A u = s {} / (fabs(a) + eps);", "eps limit"

@@ -85,7 +85,8 @@ class Plan:
     @cached_property
     def differences(self) -> tuple[int, ...]:
         """Sums from which one operand is taken to have the other."""
-        return tuple({source.node: None for source in self.sources.values() if isinstance(source, Rest)})
+        sources = {source.node: None for source in self.sources.values() if isinstance(source, Rest)}
+        return tuple(sources | {step.node: None for step in self.steps if step.rest is not None})
 
     @cached_property
     def needs_parameters(self) -> bool:
@@ -215,6 +216,12 @@ def _promise(
     wanted = [_wanted(graph, step, forms) for step in steps]
     keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
     sources: Sources | None = Sources(graph, coarse) if keys or everything else None
+    if sources is not None and not (coarse or everything):
+        steps = [_subtracted(graph, step, forms, sources) for step in steps]
+        wanted = [
+            _wanted(graph, step, forms) if step.rest is not None else places for step, places in zip(steps, wanted)
+        ]
+        keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
     lost = [
         (step, position)
         for step, places in zip(steps, wanted)
@@ -311,6 +318,19 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
     return places
 
 
+def _subtracted(graph: Graph, step: Step, forms: dict[int, str], sources: Sources) -> Step:
+    """A sum whose output is kept needs only one of its operands, if another one would have to be made."""
+    first, second = graph.edges[step.node] if step.rule.subtracts(step) else (None, None)
+    if first == second or step.multiply:
+        return step
+    for position in (0, 1):
+        made = step.changed(rest=position)
+        output = _output(graph, made, forms)
+        if sources.is_kept(output) and not sources.is_kept(operand_key(graph, step.node, position)):
+            return made
+    return step
+
+
 def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
     node = step.top if step.fold is None else step.node
     if _is_rectified(graph, step, forms):
@@ -322,7 +342,7 @@ def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
 
 def _is_rectified(graph: Graph, step: Step, forms: dict[int, str]) -> bool:
     """Is a rectifier the only consumer? No relevance arrives where it is shut, and where it is open the values agree."""
-    if not isinstance(step.rule, LinearRule):
+    if not isinstance(step.rule, LinearRule) and step.rest is None:
         return False
     node = step.top
     users = graph.consumers.get((node, 0), [])

@@ -170,6 +170,20 @@ class Sources:
         """None: the value is lost."""
         return self.table.get(key)
 
+    def is_kept(self, place: str | Key) -> bool:
+        """Is it there, or a view of what is?"""
+        while isinstance(place, tuple):
+            source = self.table.get(place)
+            if isinstance(source, (Kept, Leaf, Given)):
+                return True
+            if not isinstance(source, (Undo, Replay)):
+                return False
+            op = self.ops[source.node]
+            if op is None or not (op.views or op.reshapes):
+                return False
+            place = source.operands[0]
+        return True
+
     def short(self, key: Key) -> Source:
         """Where to have a value that is not lost: of several reshapes in a row, the last."""
         source = self.table[key]

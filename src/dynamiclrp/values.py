@@ -80,7 +80,7 @@ class Values:
                 continue
             if op_of(source.node).reshapes:
                 try:
-                    ready[key] = ready[operand].view(*self._shape(source))
+                    ready[key] = ready[operand].view(self._shape(source))
                 except RuntimeError:  # a copy, which had better be made when it is needed
                     continue
                 self._release(operand)

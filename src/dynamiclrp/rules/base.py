@@ -135,6 +135,10 @@ class Rule:
         """Positions of the operands (or OUT) whose values the rule computes with."""
         return ()
 
+    def subtracts(self, step: Step) -> bool:
+        """Sums of two: can it do with the output in place of the operand `step.rest`?"""
+        return False
+
     def blocks(self, step: Step) -> Iterable[int]:
         """Live operands that get nothing."""
         return ()

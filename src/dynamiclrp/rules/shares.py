@@ -39,7 +39,12 @@ class AbsoluteShare(Rule):
     def needs(self, step: Step) -> Iterable[int]:
         if not any(self.edits(step)):
             return ()
+        if step.rest is not None:
+            return OUT, 1 - step.rest
         return step.sharers if _both(step) else (OUT, *step.sharers)
+
+    def subtracts(self, step: Step) -> bool:
+        return _both(step)
 
     def takes_relevance(self, step: Step) -> bool:
         return True
@@ -53,10 +58,12 @@ class AbsoluteShare(Rule):
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if here.op.weights is None:
             return [None if g is None else _signed(here, g, here.operand(0)) for g in grads]
-        factors = here.op.weights(here.saved)
-        values = {i: _times(here.operand(i), factors[i]) for i in here.step.sharers}
+        factors, rest = here.op.weights(here.saved), here.step.rest
+        values = {i: _times(here.operand(i), factors[i]) for i in here.step.sharers if i != rest}
         if _both(here.step):
-            a, b = values.values()
+            if rest is not None:
+                values[rest] = here.output - values[1 - rest]
+            a, b = values[0], values[1]
             if factors == (1, 1) and a.shape == b.shape == s.shape:
                 both = self._fused(here, "sum_shares", s, a, b)
                 if both is not None:
@@ -71,7 +78,7 @@ class AbsoluteShare(Rule):
             u = self._share(here, s, here.output, a.abs())
         # of the native backward of a sum only its factors are left to do
         return [
-            None if g is None else _signed(here, _times(reduce_to(u, g.shape), factors[i]), values[i])
+            None if g is None else _times(reduce_to(_signed(here, u, values[i]), g.shape), factors[i])
             for i, g in enumerate(grads)
         ]
 
@@ -80,7 +87,9 @@ class AbsoluteShare(Rule):
         step = here.step
         if not here.kernels or step.multiply or not _both(step) or step.sharers != step.live:
             return None
-        rule, held, text, (first, second) = self, [here], here.times("y"), step.live
+        weights: Any = here.op.weights
+        rule, held, text, rest = self, [here], here.times("y"), step.rest
+        name, first, second = ("sum_shares", 0, 1) if rest is None else ("sum_shares_of_rest", OUT, 1 - rest)
 
         def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
             s = incoming[0]
@@ -89,8 +98,9 @@ class AbsoluteShare(Rule):
             here, dtype, shape = held.pop(), s.dtype, s.shape
             a, b = here.operand(first), here.operand(second)
             fits = a.shape == shape and b.shape == shape and a.dtype == dtype and b.dtype == dtype
-            if fits and s.is_floating_point() and here.op.weights(here.saved) == (1, 1):
-                return launcher("sum_shares", text, **rule._numbers(dtype))(s, a, b)
+            if fits and s.is_floating_point() and weights(here.saved) == (1, 1):
+                made = launcher(name, text, **rule._numbers(dtype))(s, a, b)
+                return made[::-1] if rest == 1 else made
             return tuple([like(made, g) for made, g in zip(rule.after(here, list(grads), s), grads)])
 
         return None, after
@@ -276,7 +286,7 @@ class SignalTakesAll(Rule):
 
 def _both(step: Step) -> bool:
     """A sum of two operands that both take their share?"""
-    return step.op.weights is not None and len(step.sharers) == 2
+    return step.op.weights is not None and step.sharers == (0, 1)
 
 
 def _signed(here: Here, g: Tensor, value: Tensor) -> Tensor:
