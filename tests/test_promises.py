@@ -850,3 +850,36 @@ def test_a_sum_that_is_kept_needs_one_of_its_operands(add, rest, then, monkeypat
 def test_half_types_take_both_operands_of_a_sum():
     model, x = Sum(lambda x, y: x + y, torch.relu).bfloat16().eval(), torch.randn(4, 5, dtype=torch.bfloat16)
     assert all(step.rest is None for step in dlrp.explain(model, x, preset="dynamic").plan.steps)
+
+
+class Heads(nn.Module):
+    """Three maps of one signal, by way of a reshape each, as queries, keys and values are; one more of what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.maps = nn.LayerNorm(6), nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.out, self.head = nn.Linear(6, 6, bias=False), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.norm(x)
+        a, b, c = (each(x).view(2, 4, 3, 2).transpose(1, 2) for each in self.maps)
+        y = F.scaled_dot_product_attention(a, b, c).transpose(1, 2).reshape(2, 4, 6)
+        return self.head((x + self.out(y)).mean(1))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_maps_of_one_signal_share_what_it_is_reshaped_from(preset, monkeypatch):
+    torch.manual_seed(0)
+    model, x = Heads().double().eval(), torch.randn(2, 4, 6, dtype=torch.float64)
+    found = dlrp.explain(model, x, preset=preset)
+    loose = [step for step in found.plan.steps if step.loose]
+    assert loose and all(step.flat for step in loose)
+    if preset == "gamma":
+        signals = Counter(step.places[step.factors[0]] for step in loose if step.factors[0] in step.loose)
+        assert max(signals.values()) == 3
+    monkeypatch.setattr(
+        sys.modules["dynamiclrp.plan"], "_loosened", lambda step, places, sources: (places, frozenset())
+    )
+    other = dlrp.explain(model, x, preset=preset)
+    assert not any(step.loose for step in other.plan.steps)
+    torch.testing.assert_close(found.relevance, other.relevance, rtol=1e-11, atol=1e-13)

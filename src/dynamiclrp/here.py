@@ -15,7 +15,7 @@ from torch import Tensor
 from .fused import fused, serves
 from .ops.normalise import batch_norm
 from .rules.base import OUT, Grads, reduce_to, sign
-from .saved import Saved, output_shape
+from .saved import Saved, output_shape, output_sizes
 from .step import FOLD_BIAS, Step
 from .values import Values
 
@@ -48,11 +48,11 @@ class Here:
 
     def fetch(self) -> Here:
         """Take the values that are at hand. Before relevance moves, one node after the other, it costs a third."""
-        ready = self._values.ready
+        ready, loose = self._values.ready, self.step.loose
         for position, place in self.step.places.items():
             if isinstance(place, str):
                 self._operands[position] = getattr(self.saved, place)
-            elif place in ready:
+            elif place in ready and position not in loose:
                 self._operands[position] = self._values.take(place)
         self.step.rule.early(self)
         return self
@@ -76,10 +76,25 @@ class Here:
         """A value that the rule needs."""
         if position not in self._operands:
             place = self.step.places[position]
-            self._operands[position] = (
-                getattr(self.saved, place) if isinstance(place, str) else self._values.take(place)
-            )
+            value = getattr(self.saved, place) if isinstance(place, str) else self._values.take(place)
+            if position in self.step.loose:
+                value = value.reshape(self._shape(position))
+            self._operands[position] = value
         return self._operands[position]
+
+    def _shape(self, position: int) -> Sequence[int]:
+        """The shape of the output, or the signal, of a product of two matrices."""
+        if position == OUT:
+            return output_sizes(self.saved.node, 0)
+        return -1, self.operand(self.step.factors[1]).shape[0]
+
+    def absolute(self, position: int) -> Tensor:
+        """The magnitude of a value, made once for all maps of it."""
+        place = self.step.places[position]
+        if isinstance(place, str):
+            return torch.abs(self.operand(position))
+        made = self._values.absolute(place, self.operand(position))
+        return made.reshape(self._shape(position)) if position in self.step.loose else made
 
     @property
     def top_dtype(self) -> torch.dtype:

@@ -216,11 +216,15 @@ def _promise(
     wanted = [_wanted(graph, step, forms) for step in steps]
     keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
     sources: Sources | None = Sources(graph, coarse) if keys or everything else None
-    if sources is not None and not (coarse or everything):
-        steps = [_subtracted(graph, step, forms, sources) for step in steps]
+    if sources is not None and not everything:  # the ledger looks at each value by itself
+        if not coarse:
+            steps = [_subtracted(graph, step, forms, sources) for step in steps]
         wanted = [
             _wanted(graph, step, forms) if step.rest is not None else places for step, places in zip(steps, wanted)
         ]
+        found = [_loosened(step, places, sources) for step, places in zip(steps, wanted)]
+        steps = [step.changed(loose=loose) if loose else step for step, (_, loose) in zip(steps, found)]
+        wanted = [places for places, _ in found]
         keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
     lost = [
         (step, position)
@@ -329,6 +333,15 @@ def _subtracted(graph: Graph, step: Step, forms: dict[int, str], sources: Source
         if sources.is_kept(output) and not sources.is_kept(operand_key(graph, step.node, position)):
             return made
     return step
+
+
+def _loosened(step: Step, places: dict[int, Place], sources: Sources) -> tuple[dict[int, Place], frozenset[int]]:
+    """Of signal and output of a product of two matrices, what they are reshaped from: maps of one signal then share it."""
+    if not (step.flat and isinstance(step.rule, LinearRule)):
+        return places, frozenset()
+    below = {i: sources.below(place) for i, place in places.items() if i in (OUT, step.factors[0])}
+    loose = frozenset(i for i, place in below.items() if place != places[i])
+    return {**places, **below}, loose
 
 
 def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:

@@ -184,6 +184,15 @@ class Sources:
             place = source.operands[0]
         return True
 
+    def below(self, place: str | Key) -> str | Key:
+        """What a value is reshaped from; itself, if it is not."""
+        while isinstance(place, tuple):
+            source = self.table.get(place)
+            if source is None or not self._reshapes(source):
+                break
+            (place,) = source.operands
+        return place
+
     def short(self, key: Key) -> Source:
         """Where to have a value that is not lost: of several reshapes in a row, the last."""
         source = self.table[key]

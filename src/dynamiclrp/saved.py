@@ -176,11 +176,16 @@ _names: dict[type, tuple[str, ...]] = {}  # a memo: dir() is slow
 
 def output_shape(node: Any, number: int) -> torch.Size:
     """The shape of one output of an autograd node."""
+    return torch.Size(output_sizes(node, number))
+
+
+def output_sizes(node: Any, number: int) -> Sequence[int]:
+    """The same as plain numbers, which torch reads faster."""
     if type(node).__name__ == "AccumulateGrad":
         return node.variable.shape
     metadata = node._input_metadata[number]
     strided = getattr(metadata, "is_cpp_nested_tensor", False)  # a nested tensor of the strided layout has no shape
-    return torch.Size(() if strided else metadata.shape)
+    return () if strided else metadata.shape
 
 
 def is_half(node: Any) -> bool:

@@ -42,6 +42,9 @@ class Step(Frozen):
     convert: bool = False  # what arrives is R, and the rule wants s
     multiply: tuple[int, ...] = ()  # operands to which R must be delivered where the rule delivers s
     places: Mapping[int, Place] = field(default_factory=dict)
+    loose: frozenset[int] = (
+        frozenset()
+    )  # values that are found in another shape than the operation's, in the same order
 
     @property
     def top(self) -> int:

@@ -23,6 +23,7 @@ from .saved import (
     checkpoint_mark,
     leaf_value,
     output_shape,
+    output_sizes,
     read_ahead,
     saved_tensor,
     swap,
@@ -49,6 +50,7 @@ class Values:
         self.left = dict(plan.uses)
         self.scratch: dict[Any, Any] = {}  # what is needed again, by the same node or by others
         self.ready: dict[Key, Any] = {}
+        self._absolute: dict[Key, Tensor] = {}  # one at most
         self._open: set[int] = set()  # nodes whose own backward reads what rules put into `_instead`
         self._instead: dict[int, Tensor] = {}
         self._ahead: dict[int, dict[str, Any]] = {}  # saved tensors that were read before their node's turn
@@ -87,12 +89,16 @@ class Values:
             else:
                 ready[key] = self._build(source)
 
-    def _shape(self, source: Replay | Undo) -> torch.Size:
+    def _shape(self, source: Replay | Undo) -> Sequence[int]:
         """The shape of what a reshape, or its undoing, makes."""
+        handle = self.graph.handles[source.node]
         if isinstance(source, Replay):
-            return output_shape(self.graph.handles[source.node], 0)
+            return output_sizes(handle, 0)
+        sizes = getattr(handle, "_saved_self_sym_sizes", None)  # quick to read, where there is such a thing
+        if sizes is not None:
+            return sizes
         node, number = self.graph.operand(source.node, 0)
-        return output_shape(self.graph.handles[node], number)
+        return output_sizes(self.graph.handles[node], number)
 
     def _find_regions(self) -> dict[int, Region]:
         """Checkpointed regions by node. Older torch cannot recompute one of them twice in a backward pass: read all now."""
@@ -163,7 +169,7 @@ class Values:
     def take(self, key: Key) -> Any:
         """The value of a tensor; it counts as one of the uses that the plan foresaw."""
         ready, sources = self.ready, self.plan.sources
-        stack = [key]
+        stack = [] if key in ready else [key]
         while stack:  # a loop, since chains may be longer than Python's stack
             current = stack[-1]
             if current in ready:  # also where another branch wanted it, and what it rests on is gone again
@@ -178,6 +184,15 @@ class Values:
         value = ready[key]
         self._release(key)
         return value
+
+    def absolute(self, key: Key, value: Tensor) -> Tensor:
+        """The magnitude of a value that was taken; held for those who take it next."""
+        made = self._absolute.pop(key, None)
+        if made is None:
+            made = torch.abs(value)
+        if key in self.ready:
+            self._absolute = {key: made}
+        return made
 
     def peek(self, key: Key) -> Any:
         """The value of a tensor, out of turn, or None if it is lost; only where values are kept to the end."""
@@ -205,7 +220,9 @@ class Values:
 
     def _build(self, source: Source) -> Any:
         operands = [self.ready[operand] for operand in source.operands]
-        if isinstance(source, Replay):
+        if isinstance(source, (Replay, Undo)) and self.graph.op(source.node).reshapes:
+            value = operands[0].reshape(self._shape(source))
+        elif isinstance(source, Replay):
             value = self._replay(source, operands)
         elif isinstance(source, Undo):
             op, saved, ref = self.graph.op(source.node), self.saved(source.node), self.graph.operand(source.node, 0)

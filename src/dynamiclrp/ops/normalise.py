@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..fused import fused
+from .. import fused as kernels
 from .table import Kind, row
 
 _LAYER_NORM = ("result2", "normalized_shape", "weight")
@@ -24,11 +24,11 @@ def _layer_norm_fixed(n: Any, s: Tensor) -> Tensor:
 
 def _layer_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     # autograd keeps the statistics, not the eps they were made with
-    if weight is not None and bias is not None:
-        made = fused("layer_norm", x, n.result1, n.result2, weight, bias)
-        if made is not None:
-            return made
-    y = (x - n.result1) * n.result2
+    mean, rstd = n.result1, n.result2
+    fits = weight is not None and bias is not None and x.dtype == mean.dtype == weight.dtype == bias.dtype
+    if fits and kernels.serves(x):
+        return kernels.launcher("layer_norm")(x, mean, rstd, weight, bias)
+    y = (x - mean) * rstd
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias).to(n.dtype)
 

@@ -42,7 +42,9 @@ def signed_hooks(here: Here, formula: str, eps: float, times: float = 1.0) -> Ho
         spread = here.spread(here.shift, mean if bias is None else mean - bias, norm.weight, norm.var)
         suffix, numbers = "_normed" if step.normed and bias is None else "_folded", {"times": times, "eps": norm.eps}
     elif step.has_bias:
-        suffix, numbers, spread = "_bias", {"times": times}, [here.bias]
+        # read directly where it can be: at every map of a transformer
+        plain = step.flat and here.linear.factor(here.saved) == 1
+        suffix, numbers, spread = "_bias", {"times": times}, [here.operand(step.bias) if plain else here.bias]
     # what is added elsewhere may be of another dtype
     if step.top != step.node and (here.top_dtype != w.dtype or any(t.dtype != w.dtype for t in spread)):
         return None
@@ -94,7 +96,7 @@ class _Signed:
         if step.alike:
             magnitude, total = magnitude
             replaced = here.replace(total)
-        absolute = x if step.nonnegative else torch.abs(x)
+        absolute = x if step.nonnegative else here.absolute(step.factors[live])
         if step.flat:
             q = torch.mm(absolute, magnitude)
         else:
