@@ -219,9 +219,11 @@ def _scaling(factors: Mapping[int, float]) -> Hook:
 
 @cache
 def _dividing(by: int) -> Hook:
+    parts = torch.tensor(float(by), dtype=torch.float64, device="cpu")  # torch makes such a tensor of a number each time
+
     def before(grads: tuple[Tensor | None, ...]) -> Any:
         s = grads[0]
-        return None if s is None else (s / by, *grads[1:])
+        return None if s is None else (s / parts, *grads[1:])
 
     return before
 
