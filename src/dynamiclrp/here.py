@@ -77,24 +77,23 @@ class Here:
         if position not in self._operands:
             place = self.step.places[position]
             value = getattr(self.saved, place) if isinstance(place, str) else self._values.take(place)
-            if position in self.step.loose:
-                value = value.reshape(self._shape(position))
-            self._operands[position] = value
+            self._operands[position] = self._flat(position, value) if position in self.step.loose else value
         return self._operands[position]
 
-    def _shape(self, position: int) -> Sequence[int]:
-        """The shape of the output, or the signal, of a product of two matrices."""
-        if position == OUT:
-            return output_sizes(self.saved.node, 0)
-        return -1, self.operand(self.step.factors[1]).shape[0]
+    def _flat(self, position: int, value: Tensor) -> Tensor:
+        """The signal or the output of a product of two matrices, in their shape."""
+        weight = self.at_hand(self.step.factors[1])
+        if weight is None:
+            return value.reshape(output_sizes(self.saved.node, 0))
+        return value.reshape(-1, weight.shape[1 if position == OUT else 0])
 
     def absolute(self, position: int) -> Tensor:
         """The magnitude of a value, made once for all maps of it."""
-        place = self.step.places[position]
+        value, place = self.operand(position), self.step.places[position]
         if isinstance(place, str):
-            return torch.abs(self.operand(position))
-        made = self._values.absolute(place, self.operand(position))
-        return made.reshape(self._shape(position)) if position in self.step.loose else made
+            return torch.abs(value)
+        made = self._values.absolute(place, value)
+        return made if made.shape == value.shape else made.reshape(value.shape)
 
     @property
     def top_dtype(self) -> torch.dtype:
