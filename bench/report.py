@@ -39,6 +39,7 @@ def table(rows: dict[str, dict[str, float]], failed: dict[str, str], absolute: b
         *(["ms", "a second"] if absolute else []),
         "time / gradient x input",
         "fastest",
+        *(["calm calls"] if any("calm" in row for row in rows.values()) else []),
         "peak MiB",
         "memory / gradient x input",
     ]
@@ -49,6 +50,7 @@ def table(rows: dict[str, dict[str, float]], failed: dict[str, str], absolute: b
             f"{ratio:.2f}" for ratio in row.get("earlier", []) if label not in (FLOOR, f"{FLOOR}, CUDA graph")
         )
         cells += [f"{row['ratio']:.2f}" + (f" ({earlier})" if earlier else ""), f"{row['fastest']:.2f}"]
+        cells += [f"{row['calm']} of {row['calls']}"] if "calm" in row else []
         cells += [f"{row['peak MiB']:.0f}", f"{row['memory ratio']:.2f}"] if "peak MiB" in row else ["", ""]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     lines += [f"\n{label}: could not run ({why})." for label, why in failed.items()]

@@ -7,7 +7,7 @@ Per model and batch: milliseconds, explanations a second, peak memory, and ratio
 parameters. Each call takes turns with gradient x input alone, three of one in a row, then three of the other (one, where a call
 takes long): noise meets both alike, and both are as warm as in a loop over a data set. Other tenants of the machine slow single cores down
 to half their speed, for milliseconds to seconds: the process moves to cores that run a short loop at full speed, and calls before or after
-which that loop took a quarter longer are left out. The ratio is that of the medians of the calls that are left; `fastest` that of the fastest of them; `calm`
+which that loop took a third longer are left out. The ratio is that of the medians of the calls that are left; `fastest` that of the fastest of them; `calm`
 says how many of how many `calls` are left. Where it is less than three, the ratio is the median of the rounds' ratios, and `calm` is 0.
 Where the file has a run before, its ratio is kept as `earlier`. On a GPU also as CUDA graphs, against the captured gradient.
 `--lxt PATH` adds the AttnLRP authors' patched Llama.

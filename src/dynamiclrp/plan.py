@@ -217,14 +217,10 @@ def _promise(
     keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
     sources: Sources | None = Sources(graph, coarse) if keys or everything else None
     if sources is not None and not everything:  # the ledger looks at each value by itself
-        if not coarse:
-            steps = [_subtracted(graph, step, forms, sources) for step in steps]
-        wanted = [
-            _wanted(graph, step, forms) if step.rest is not None else places for step, places in zip(steps, wanted)
+        found = [
+            _cheaper(graph, step, places, forms, sources, subtract=not coarse) for step, places in zip(steps, wanted)
         ]
-        found = [_loosened(step, places, sources) for step, places in zip(steps, wanted)]
-        steps = [step.changed(loose=loose) if loose else step for step, (_, loose) in zip(steps, found)]
-        wanted = [places for places, _ in found]
+        steps, wanted = [step for step, _ in found], [places for _, places in found]
         keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
     lost = [
         (step, position)
@@ -322,26 +318,33 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
     return places
 
 
-def _subtracted(graph: Graph, step: Step, forms: dict[int, str], sources: Sources) -> Step:
-    """A sum whose output is kept needs only one of its operands, if another one would have to be made."""
-    first, second = graph.edges[step.node] if step.rule.subtracts(step) else (None, None)
-    if first == second or step.multiply:
-        return step
-    for position in (0, 1):
-        made = step.changed(rest=position)
-        output = _output(graph, made, forms)
-        if sources.is_kept(output) and not sources.is_kept(operand_key(graph, step.node, position)):
-            return made
-    return step
+def _cheaper(
+    graph: Graph, step: Step, places: dict[int, Place], forms: dict[int, str], sources: Sources, subtract: bool
+) -> tuple[Step, dict[int, Place]]:
+    """The step, and where it finds its values, if there is a cheaper way to have the same."""
+    if subtract and step.rule.subtracts(step) and not step.multiply:
+        rest = _rest(graph, step, forms, sources)
+        if rest is not None:
+            step = step.changed(rest=rest)
+            return step, _wanted(graph, step, forms)
+    elif step.flat and isinstance(
+        step.rule, LinearRule
+    ):  # what they are reshaped from: maps of one signal then share it
+        below = {i: sources.below(place) for i, place in places.items() if i in (OUT, step.factors[0])}
+        loose = frozenset(i for i, place in below.items() if place != places[i])
+        return step.changed(loose=loose), {**places, **below}
+    return step, places
 
 
-def _loosened(step: Step, places: dict[int, Place], sources: Sources) -> tuple[dict[int, Place], frozenset[int]]:
-    """Of signal and output of a product of two matrices, what they are reshaped from: maps of one signal then share it."""
-    if not (step.flat and isinstance(step.rule, LinearRule)):
-        return places, frozenset()
-    below = {i: sources.below(place) for i, place in places.items() if i in (OUT, step.factors[0])}
-    loose = frozenset(i for i, place in below.items() if place != places[i])
-    return {**places, **below}, loose
+def _rest(graph: Graph, step: Step, forms: dict[int, str], sources: Sources) -> int | None:
+    """Which operand of a sum need not be made, because its output is kept."""
+    first, second = graph.edges[step.node]
+    if first == second or not sources.is_kept(_output(graph, step.changed(rest=0), forms)):
+        return None
+    keys = [operand_key(graph, step.node, position) for position in (0, 1)]
+    made = [position for position in (0, 1) if not sources.is_kept(keys[position])]
+    # best the one that would be had as this very difference
+    return min(made, key=lambda position: not sources.is_rest(keys[position], step.node), default=None)
 
 
 def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:

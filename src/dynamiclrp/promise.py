@@ -184,6 +184,11 @@ class Sources:
             place = source.operands[0]
         return True
 
+    def is_rest(self, key: Key, node: int) -> bool:
+        """Is it had as what this node makes minus its other operand?"""
+        source = self.table.get(key)
+        return isinstance(source, Rest) and source.node == node
+
     def below(self, place: str | Key) -> str | Key:
         """What a value is reshaped from; itself, if it is not."""
         while isinstance(place, tuple):

@@ -219,7 +219,8 @@ def _scaling(factors: Mapping[int, float]) -> Hook:
 
 @cache
 def _dividing(by: int) -> Hook:
-    parts = torch.tensor(float(by), dtype=torch.float64, device="cpu")  # torch makes such a tensor of a number each time
+    # torch would make such a tensor of a number each time
+    parts = torch.tensor(float(by), dtype=torch.float64, device="cpu")
 
     def before(grads: tuple[Tensor | None, ...]) -> Any:
         s = grads[0]

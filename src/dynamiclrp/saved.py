@@ -188,6 +188,11 @@ def output_sizes(node: Any, number: int) -> Sequence[int]:
     return () if strided else metadata.shape
 
 
+def first_operand_sizes(node: Any) -> Sequence[int] | None:
+    """The shape of a node's first operand, where the node saved it, which is the quickest to read."""
+    return getattr(node, "_saved_self_sym_sizes", None)
+
+
 def is_half(node: Any) -> bool:
     """Is the first output of an autograd node of a type with less than 32 bits?"""
     return node._input_metadata[0].dtype.itemsize < 4

@@ -21,6 +21,7 @@ from .saved import (
     Saved,
     can_recompute_twice,
     checkpoint_mark,
+    first_operand_sizes,
     leaf_value,
     output_shape,
     output_sizes,
@@ -94,7 +95,7 @@ class Values:
         handle = self.graph.handles[source.node]
         if isinstance(source, Replay):
             return output_sizes(handle, 0)
-        sizes = getattr(handle, "_saved_self_sym_sizes", None)  # quick to read, where there is such a thing
+        sizes = first_operand_sizes(handle)
         if sizes is not None:
             return sizes
         node, number = self.graph.operand(source.node, 0)
