@@ -1,0 +1,62 @@
+"""The harness of bench/: what counts on a machine that others use too."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "bench"))
+    for name in ("host", "methods", "models", "speed"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import host
+    import speed
+
+    yield host, speed
+    for name in ("host", "methods", "models", "speed"):
+        sys.modules.pop(name, None)
+
+
+def test_calls_beside_a_busy_core_do_not_count(bench):
+    host, _ = bench
+    machine = host.Host()
+    machine.fastest = 1.0
+    calm, busy = host.Timed(10.0, 1.1), host.Timed(30.0, 1.8)
+    assert machine.calm([calm, busy, calm, busy, calm]) == [10.0, 10.0, 10.0]
+    assert machine.calm([calm, busy, calm]) == []  # too few to say anything
+
+
+@pytest.mark.parametrize("fastest", [1e9, 0.0], ids=["calm", "busy"])
+def test_the_ratio_is_that_of_calls_in_turns(bench, fastest, monkeypatch):
+    host, speed = bench
+    monkeypatch.setattr(host.Host, "_loop", lambda self: 1.0)
+    machine = host.Host()
+    machine.fastest = fastest
+
+    def call(seconds: float) -> object:
+        time.sleep(seconds)
+        return torch.zeros(100)  # memory is measured too
+
+    calls = {speed.FLOOR: lambda: call(0.01), "thrice": lambda: call(0.03)}
+    rows = speed.rows_for(calls, 1, repeats=3, patience=5, host=machine)
+    assert rows["thrice"]["ratio"] == pytest.approx(3, rel=0.3)
+    assert rows["thrice"]["calls"] == 9
+    assert rows["thrice"]["calm"] == (9 if fastest else 0)
+    assert rows[speed.FLOOR]["ratio"] == 1
+
+
+def test_it_moves_to_cores_that_nobody_slows_down(bench, monkeypatch):
+    host, _ = bench
+    machine, moved = host.Host(), []
+    machine._cores, machine.fastest = set(range(8)), 1.0
+    monkeypatch.setattr(host.os, "sched_setaffinity", lambda task, cores: moved.append(set(cores)), raising=False)
+    monkeypatch.setattr(host.Host, "_loop", lambda self: 1.0 if moved[-1] <= {1, 3, 5, 6} else 1.8)
+    assert machine.settle()
+    assert moved[-1] == {1, 3, 5, 6}
+    assert not machine.settle()  # again only after a while
