@@ -20,10 +20,11 @@ from .step import FOLD_BIAS, Step
 from .values import Values
 
 # Elements of a weight whose magnitudes are taken at once. More would be most of the memory of a call, and on a CPU slower
-# than a cache that holds them; fewer would be small products and many launches.
-_PIECE = {"cpu": 1 << 22}
-_PIECE_ELSEWHERE = 1 << 24
-_MANY = 64  # times the output
+# than a cache that holds them; fewer would be small products and many launches. The second: beside few rows, where a weight
+# is all there is.
+_PIECE = {"cpu": (1 << 22, 1 << 22)}
+_PIECE_ELSEWHERE = (1 << 24, 1 << 23)
+_MANY = 64  # rows are few where a weight has so many times the output's elements
 
 
 class Here:
@@ -300,9 +301,9 @@ class Here:
         if self.norm is not None or not self.linear.columns or self.step.live_factor != 0:
             return []
         w = self.operand(self.step.factors[1])
-        size = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
-        if w.numel() > size // 2 and w.numel() > _MANY * self.saved.shape.numel():
-            size //= 2  # few rows, beside which a weight is all there is
+        size, few = _PIECE.get(w.device.type, _PIECE_ELSEWHERE)
+        if w.numel() > few and w.numel() > _MANY * self.saved.shape.numel():
+            size = few
         if w.numel() <= size:
             return []
         width = max(1, size * w.shape[-1] // w.numel())

@@ -332,7 +332,8 @@ def _cheaper(
     ):  # what they are reshaped from: maps of one signal then share it
         below = {i: sources.below(place) for i, place in places.items() if i in (OUT, step.factors[0])}
         loose = frozenset(i for i, place in below.items() if place != places[i])
-        return step.changed(loose=loose), {**places, **below}
+        if loose:
+            return step.changed(loose=loose), {**places, **below}
     return step, places
 
 
