@@ -219,12 +219,12 @@ def _scaling(factors: Mapping[int, float]) -> Hook:
 
 @cache
 def _dividing(by: int) -> Hook:
-    # torch would make such a tensor of a number each time
+    # torch would make such a tensor of a number each time; it does not change the dtype of what has a dimension
     parts = torch.tensor(float(by), dtype=torch.float64, device="cpu")
 
     def before(grads: tuple[Tensor | None, ...]) -> Any:
         s = grads[0]
-        return None if s is None else (s / parts, *grads[1:])
+        return None if s is None else (s / (parts if s.dim() else by), *grads[1:])
 
     return before
 
