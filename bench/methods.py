@@ -48,8 +48,14 @@ def ours(model: nn.Module, inputs: dict[str, Any], preset: str, cuda_graph: bool
     return lambda: explainer(**inputs)
 
 
-def captured(call: Call) -> Call:
-    """Any call as a CUDA graph, as a user would capture a gradient by hand."""
+def captured_gradient(model: nn.Module, inputs: dict[str, Any]) -> Call:
+    """Gradient x input as a CUDA graph, as a user would capture it by hand: values are copied in, the result is where it was.
+
+    Ours also checks that relevance is finite, and hands out copies.
+    """
+    static = {k: v.clone() if isinstance(v, Tensor) else v for k, v in inputs.items()}
+    call = gradient(model, static)
+    pairs = [(static[k], v) for k, v in inputs.items() if isinstance(v, Tensor)]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -61,6 +67,8 @@ def captured(call: Call) -> Call:
         kept = call()
 
     def replay() -> object:
+        for kept_input, value in pairs:
+            kept_input.copy_(value, non_blocking=True)
         graph.replay()
         return kept
 

@@ -57,6 +57,7 @@ CASES = {
         {"times": 0.3, "eps": EPS},
         lambda w, scale, var: (0.3 * (w * scale / (var + EPS).sqrt()).abs(), w + 0.3 * w.abs() * _sgn(scale)),
     ),
+    "parts": ({"of_a": 0.25, "of_b": 0.3, "of_c": 0.5}, lambda a, b, c: (0.25 * a, 0.3 * b, 0.5 * c)),
     "add_signed": ({}, lambda g, more, x: g + _sgn(x) * more),
     "epsilon_absolute": (
         {"eps": EPS, "text": "* z"},
@@ -236,8 +237,9 @@ def kernels(monkeypatch):
     monkeypatch.setattr(module, "serves", lambda tensor: tensor.is_floating_point())
     monkeypatch.setattr("dynamiclrp.here.serves", lambda tensor: tensor.is_floating_point())
     monkeypatch.setattr(module, "_compile", compiled)
-    monkeypatch.setattr(module, "_launchers", {})
-    return used
+    launcher.cache_clear()
+    yield used
+    launcher.cache_clear()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -275,7 +277,9 @@ class Net(nn.Module):
         x = F.relu(self.fifth(F.relu(self.fourth(self.third(x)))))
         x = x + self.unrectified(self.branch(x))
         x = x + self.free(self.second(self.biased(x)))
-        x = self.layer(self.group(x).mean((2, 3)))
+        x = self.group(x)
+        heads = x.flatten(2).unflatten(1, (2, 4)).transpose(2, 3).contiguous()  # fused attention wants it so
+        x = self.layer(x.mean((2, 3)) + F.scaled_dot_product_attention(heads, heads, heads).mean(2).flatten(1))
         x = x * torch.sigmoid(x) + x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
         x = x + F.silu(self.gate(x)) * self.linear(x)
         return self.head(F.gelu(x.tanh()) + F.gelu(F.softplus(x), approximate="tanh"))
@@ -294,7 +298,7 @@ def test_rules_are_the_same_with_kernels(preset, kernels, monkeypatch):
     for one in with_kernels:
         torch.testing.assert_close(one, plain, rtol=1e-9, atol=1e-12)
     expected = {
-        "attnlrp": {"gelu", "gelu_tanh", "silu", "identity_limit"},
+        "attnlrp": {"gelu", "gelu_tanh", "silu", "identity_limit", "parts"},
         "gamma": {"gamma_bias", "gamma", "gamma_positive_folded", "gamma_normed", "absolute", "absolute_folded", "add_signed", "both"},
         "default": {"gamma_bias", "absolute", "absolute_folded"},
         "epsilon-plus": {"zplus_folded", "zplus_normed", "zplus_bias", "absolute_folded", "both", "both_folded"},

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .attribution import Attribution
 from .errors import CaptureError, LRPError
@@ -33,8 +33,8 @@ def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str]
     return (many, autocast, tuple(layers), tuple(kwargs), *given)
 
 
-def _weights(model: nn.Module) -> list[Tensor]:
-    held = [(*module._parameters.values(), *module._buffers.values()) for module in Inventory(model).modules]
+def _weights(inventory: Inventory) -> list[Tensor]:
+    held = [(*module._parameters.values(), *module._buffers.values()) for module in inventory.modules]
     return [tensor for tensors in held for tensor in tensors if tensor is not None]
 
 
@@ -113,12 +113,12 @@ class Captured:
             self._largest.copy_(largest(found), non_blocking=True)
         self._output = forward.output.detach()
         # held, so that a replay never reads memory that was given back
-        self._weights = _weights(explainer.model)
+        self._weights = _weights(call.inventory)
         self._addresses = [tensor.data_ptr() for tensor in self._weights]
 
-    def fits(self, model: nn.Module) -> bool:
+    def fits(self, inventory: Inventory) -> bool:
         """Are the model's weights where they were captured?"""
-        return [tensor.data_ptr() for tensor in _weights(model)] == self._addresses
+        return [tensor.data_ptr() for tensor in _weights(inventory)] == self._addresses
 
     def launch(
         self, target: Target, owner: object, args: Sequence[Any], kwargs: Mapping[str, Any]

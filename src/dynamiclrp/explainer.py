@@ -106,6 +106,7 @@ class Explainer:
         self.plans = Plans()
         self._captures: OrderedDict[Any, Captured] = OrderedDict()
         self._lock = threading.Lock()
+        self._inventory: Inventory | None = None  # of the last call
         self._read: frozenset[int] | None = None  # learnt: the parameters that plans read, by id; None: any
         self._learning = True
         self._record = False  # learnt: this model's constants must be recorded
@@ -136,7 +137,8 @@ class Explainer:
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str] = ()) -> Call:
         """The model with these arguments, and what was learnt about it."""
-        call = Call(self.model, self.preset, tuple(args), kwargs, tuple(layers))
+        call = Call(self.model, self.preset, tuple(args), kwargs, tuple(layers), self._inventory)
+        self._inventory = call.inventory
         call.following.only, call.following.weights = self._read, self._weights
         call.eager = self._eager
         return call
@@ -228,8 +230,9 @@ class Explainer:
             fresh, seed = captured.launch(target, owner, args, kwargs)
             self._captures.move_to_end(key)
             if fresh:
-                warn_training(self.model, Inventory(self.model).training)
-                if not captured.fits(self.model):
+                inventory = Inventory(self.model)
+                warn_training(self.model, inventory.training)
+                if not captured.fits(inventory):
                     captured = self._capture(key, args, kwargs, layers, many)
                     _, seed = captured.launch(target, owner, args, kwargs)
             found = captured.finish(target, seed)

@@ -146,9 +146,10 @@ class Call:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         layers: tuple[str, ...],
+        before: Inventory | None = None,
     ) -> None:
         self.model, self.preset, self.layers = model, preset, layers
-        self.inventory = Inventory(model)
+        self.inventory = Inventory(model, before)
         self.named = dict(model.named_modules()) if layers or preset.modules else {}
         unknown = [name for name in layers if name not in self.named]
         if unknown:

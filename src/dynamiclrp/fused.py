@@ -58,6 +58,8 @@ FORMULAS = {
         "w scale var", ("more * fabs(scale) * rsqrt(var + eps)", "w + (scale < 0 ? -more : more)"),
         "A more = fabs(w) * times;", "eps times",
     ),
+    # what queries, keys and values take of what arrives
+    "parts": Formula("a b c", ("a * of_a", "b * of_b", "c * of_c"), numbers="of_a of_b of_c"),
     # g + sgn(x) · more
     "add_signed": Formula("g more x", ("g + (x < 0 ? -more : more)",)),
     # the epsilon rule of coefficients, which are 0 for z = 0 and whole for an infinite z (an additive mask); of relevance
@@ -138,7 +140,6 @@ for _suffix, _operands, _numbers, _first, _bias in (
 del FORMULAS["gamma_positive_normed"]  # a rectifier's result is no batch norm's input
 
 _JITERATOR = torch.version.hip is None
-_launchers: dict[Any, Callable[..., Any]] = {}
 
 
 def serves(tensor: Tensor) -> bool:
@@ -167,20 +168,17 @@ def fused(name: str, *tensors: Tensor, text: str = "", **numbers: float) -> Any:
     return launcher(name, text, **numbers)(*tensors)
 
 
+@lru_cache(maxsize=4096)
 def launcher(name: str, text: str = "", **numbers: float) -> Callable[..., Any]:
     """The kernel of a formula with its numbers, for tensors that are known to fit."""
-    key = (name, text, tuple(numbers.items()))
-    made = _launchers.get(key)
-    if made is None:
-        names = FORMULAS[name].numbers.split()
-        assert numbers.keys() == set(names), name
-        kernel, ordered = _compile(name, text), {number: numbers[number] for number in names}
+    names = FORMULAS[name].numbers.split()
+    assert numbers.keys() == set(names), name
+    kernel, ordered = _compile(name, text), {number: numbers[number] for number in names}
 
-        def made(*tensors: Tensor) -> Any:
-            return kernel(tensors, ordered)
+    def launch(*tensors: Tensor) -> Any:
+        return kernel(tensors, ordered)
 
-        _launchers[key] = made
-    return made
+    return launch
 
 
 @cache

@@ -6,6 +6,8 @@ It must stay so until relevance has moved: layers that are recomputed (`torch.ut
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from operator import is_
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +19,12 @@ _one_at_a_time = threading.RLock()
 
 
 class Inventory:
-    """A model's modules and parameters, found in one walk at every call: modules may come and go."""
+    """A model's modules and parameters, found in one walk at every call: modules may come and go.
 
-    def __init__(self, model: nn.Module) -> None:
+    What was worked out `before` holds on where they are still the same.
+    """
+
+    def __init__(self, model: nn.Module, before: Inventory | None = None) -> None:
         self.modules = [model]  # each once, level by level; `model.modules()` takes many times as long
         self.parameters: list[nn.Parameter | None] = []  # shared ones as often as they are held
         self.training: list[nn.Module] = []
@@ -35,6 +40,36 @@ class Inventory:
                 self.parameters += parameters.values()
             if module.training:
                 self.training.append(module)
+        same = before is not None and _same(before.modules, self.modules) and _same(before.parameters, self.parameters)
+        self._chosen: dict[tuple[bool, bool, bool], frozenset[int]] = before._chosen if before and same else {}
+
+    def choose(self, every: bool, biases: bool, integers: bool) -> frozenset[int]:
+        """The parameters, by id, that are to be followed: `every` one that is no weight of a linear map, `biases`, and tables that
+        `integers` may be looked up in."""
+        key = (every, biases, integers)
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(*key)
+        return self._chosen[key]
+
+    def _choose(self, every: bool, biases: bool, integers: bool) -> frozenset[int]:
+        weights, tables, wanted = set[int](), set[int](), set[int]()
+        for module in self.modules:
+            parameters = module._parameters
+            if isinstance(module, nn.Embedding) and (every or integers):
+                tables.add(id(module.weight))
+            elif parameters and (isinstance(module, _MAPS) or type(module).__name__ == "Conv1D"):
+                weights.add(id(module.weight))
+            for name, parameter in parameters.items():
+                # a table may be any parameter
+                if parameter is not None and (
+                    every or (biases and name.endswith("bias")) or (integers and parameter.dim() >= 2)
+                ):
+                    wanted.add(id(parameter))
+        return frozenset((wanted - weights) | tables)
+
+
+def _same(one: Sequence[object], other: Sequence[object]) -> bool:
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 class Following:
@@ -81,27 +116,12 @@ class Following:
                 self._before.setdefault(id(parameter), (parameter, not flag))
                 parameter.requires_grad_(flag)
 
-    def _wanted(self) -> set[int]:
+    def _wanted(self) -> frozenset[int]:
         """Weights of linear maps are never needed. All else is, where a rule computes with parameters; biases, where values
         may have to be rebuilt from them; tables of embeddings, where token ids are explained."""
-        biases, integers = self.only is None, self.integers
-        every = biases and self.preset.needs_parameters
-        weights, tables, wanted = set[int](), set[int](), set(self.only or ())
-        if not (biases or integers):
-            return wanted
-        for module in self.inventory.modules:
-            parameters = module._parameters
-            if isinstance(module, nn.Embedding) and (every or integers):
-                tables.add(id(module.weight))
-            elif parameters and (isinstance(module, _MAPS) or type(module).__name__ == "Conv1D"):
-                weights.add(id(module.weight))
-            for name, parameter in parameters.items():
-                # a table may be any parameter
-                if parameter is not None and (
-                    every or (biases and name.endswith("bias")) or (integers and parameter.dim() >= 2)
-                ):
-                    wanted.add(id(parameter))
-        return (wanted - weights) | tables
+        if self.only is not None:
+            return self.only | self.inventory.choose(False, False, True) if self.integers else self.only
+        return self.inventory.choose(self.preset.needs_parameters, True, self.integers)
 
 
 _MAPS = (nn.Linear, nn.modules.conv._ConvNd)

@@ -133,12 +133,12 @@ class Step(Frozen):
         return self.rule.divides(self) if short else 1
 
     @cached_property
-    def scales(self) -> Mapping[int, float] | None:
-        """Where all that the rule does is to multiply what the native backward made, in that memory: by how much."""
+    def scales(self) -> tuple[tuple[int, float], ...] | None:
+        """Where all that the rule does is to multiply what the native backward made, in that memory: which operand by what."""
         short = self.op.fresh and not (self.convert or self.multiply) and _says(self.rule, "scales", "after")
         factors = self.rule.scales(self) if short else {}
         factors = {i: factor for i, factor in factors.items() if factor != 1}
-        return factors if any(factors.values()) else None
+        return tuple(factors.items()) if any(factors.values()) else None
 
     @cached_property
     def blanks(self) -> tuple[str, ...]:

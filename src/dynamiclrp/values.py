@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .graph import Graph
+from .ops import Op
 from .ops.table import unbroadcast
 from .plan import Plan
 from .promise import OUTPUT, Absent, Given, Kept, Key, Leaf, Recorded, Replay, Rest, Source, Undo
@@ -86,7 +87,7 @@ class Values:
                     ready[key] = ready[operand].view(self._shape(source))
                 except RuntimeError:  # a copy, which had better be made when it is needed
                     continue
-                self._release(operand)
+                self.take(operand)
             else:
                 ready[key] = self._build(source)
 
@@ -169,8 +170,20 @@ class Values:
 
     def take(self, key: Key) -> Any:
         """The value of a tensor; it counts as one of the uses that the plan foresaw."""
+        ready = self.ready
+        if key not in ready:
+            self._make(key)
+        value = ready[key]
+        if not self.keep:
+            left = self.left[key] = self.left[key] - 1
+            if left == 0:
+                del ready[key]
+        return value
+
+    def _make(self, key: Key) -> None:
+        """Build a value, and before it all that it rests on."""
         ready, sources = self.ready, self.plan.sources
-        stack = [] if key in ready else [key]
+        stack = [key]
         while stack:  # a loop, since chains may be longer than Python's stack
             current = stack[-1]
             if current in ready:  # also where another branch wanted it, and what it rests on is gone again
@@ -182,9 +195,7 @@ class Values:
                 stack += missing
             else:
                 ready[current] = self._build(source)
-        value = ready[key]
-        self._release(key)
-        return value
+                stack.pop()
 
     def absolute(self, key: Key, value: Tensor) -> Tensor:
         """The magnitude of a value that was taken; held for those who take it next."""
@@ -200,13 +211,6 @@ class Values:
         assert self.keep
         return self.take(key) if key in self.ready or key in self.plan.sources else None
 
-    def _release(self, *keys: Key) -> None:
-        if not self.keep:
-            for key in keys:
-                self.left[key] -= 1
-                if self.left[key] == 0:
-                    del self.ready[key]
-
     def _fetch(self, source: Source) -> Any:
         if isinstance(source, Kept):
             return getattr(self.saved(source.holder), source.attribute)
@@ -220,27 +224,27 @@ class Values:
         return None if isinstance(source, Absent) else self._build(source)
 
     def _build(self, source: Source) -> Any:
-        operands = [self.ready[operand] for operand in source.operands]
-        if isinstance(source, (Replay, Undo)) and self.graph.op(source.node).reshapes:
-            value = operands[0].reshape(self._shape(source))
-        elif isinstance(source, Replay):
-            value = self._replay(source, operands)
-        elif isinstance(source, Undo):
-            op, saved, ref = self.graph.op(source.node), self.saved(source.node), self.graph.operand(source.node, 0)
-            shape = output_shape(self.graph.handles[ref[0]], ref[1])
-            value = op.join(saved, operands) if op.join else op.undo(saved, operands[0], shape)
-        elif isinstance(source, Rest):
-            value = self._rest(source, *operands)
-        else:
+        operands = [self.take(operand) for operand in source.operands]
+        if isinstance(source, Rest):
+            return self._rest(source, *operands)
+        if not isinstance(source, (Replay, Undo)):
             return self._fetch(source)
-        self._release(*source.operands)
-        return value
+        op = self.graph.op(source.node)
+        if op.reshapes:
+            return operands[0].reshape(self._shape(source))
+        if isinstance(source, Replay):
+            return self._replay(source, op, operands)
+        if op.join is not None:
+            return op.join(self.saved(source.node), operands)
+        ref = self.graph.operand(source.node, 0)
+        return op.undo(self.saved(source.node), operands[0], output_shape(self.graph.handles[ref[0]], ref[1]))
 
-    def _replay(self, source: Replay, operands: list[Any]) -> Any:
+    def _replay(self, source: Replay, op: Op, operands: list[Any]) -> Any:
         if source.recorded:
             made = self.graph.calls[source.node].replay(operands)
         else:
-            made = self.graph.op(source.node).forward(self.saved(source.node), *operands)
+            assert op.forward is not None
+            made = op.forward(self.saved(source.node), *operands)
         return made if isinstance(made, Tensor) else made[source.output]
 
     def _rest(self, source: Rest, total: Tensor, other: Any) -> Tensor:

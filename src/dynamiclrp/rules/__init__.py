@@ -1,7 +1,8 @@
 """The rules, as small value objects; each docstring gives the formula and where it is from."""
 
 from .base import OUT, Gradient, Grads, Move, Nothing, Rule
-from .linear import AlphaBeta, Box, Epsilon, Flat, Gamma, LinearRule, WSquare, ZPlus
+from .first import Box, Flat, WSquare
+from .linear import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
 from .passing import Affine, Attention, Carry, Folded, FunctionShare, Identity, PassScale, ScaleFixed
 from .shares import AbsoluteShare, Parted, ProductShare, SignalTakesAll, Split, Uniform, UniformPool, Whole
 

@@ -28,6 +28,8 @@ def signed_hooks(here: Here, formula: str, eps: float, times: float = 1.0) -> Ho
     w = here.at_hand(step.factors[1 - step.live_factor])
     if w is None or not here.serves(w) or step.convert or here.wants_bias or here.gain != 1 or here.pieces:
         return None
+    if step.flat:
+        return _flat_hooks(here, w, formula, eps, times)
     if step.added is not None and here.shift.dim() > 1:  # it would have to be spread over the output, too early
         return None
     own: list[Tensor] = []  # beside w
@@ -42,9 +44,7 @@ def signed_hooks(here: Here, formula: str, eps: float, times: float = 1.0) -> Ho
         spread = here.spread(here.shift, mean if bias is None else mean - bias, norm.weight, norm.var)
         suffix, numbers = "_normed" if step.normed and bias is None else "_folded", {"times": times, "eps": norm.eps}
     elif step.has_bias:
-        # read directly where it can be: at every map of a transformer
-        plain = step.flat and here.linear.factor(here.saved) == 1
-        suffix, numbers, spread = "_bias", {"times": times}, [here.operand(step.bias) if plain else here.bias]
+        suffix, numbers, spread = "_bias", {"times": times}, [here.bias]
     # what is added elsewhere may be of another dtype
     if step.top != step.node and (here.top_dtype != w.dtype or any(t.dtype != w.dtype for t in spread)):
         return None
@@ -58,8 +58,61 @@ def signed_hooks(here: Here, formula: str, eps: float, times: float = 1.0) -> Ho
     return made.before, made.after
 
 
+def _flat_hooks(here: Here, w: Tensor, formula: str, eps: float, times: float) -> Hooks:
+    """The same for one matrix of signals times one of weights, which every layer of a transformer has six of."""
+    step = here.step
+    bias = None
+    if step.has_bias:
+        bias = here.operand(step.bias) if here.linear.factor(here.saved) == 1 else here.bias
+    weigh = torch.abs if times == 1 else launcher("absolute", times=times)
+    if bias is None:
+        combine = launcher(formula, here.times("z"), plus=usable(eps, w))
+    else:
+        combine = launcher(formula + "_bias", here.times("z"), plus=usable(eps, w), times=times)
+    made = _Flat(here, bias, weigh, combine, len(FORMULAS[formula].outputs) == 2)
+    return made.before, made.after
+
+
+class _Flat:
+    """Before and after the native backward of one product of matrices, once."""
+
+    __slots__ = ("_bias", "_combine", "_held", "_kept", "_two", "_weigh")
+
+    def __init__(self, here: Here, bias: Tensor | None, weigh: Any, combine: Any, two: bool) -> None:
+        self._held: Here | None = here  # let go as soon as it has been used
+        self._bias, self._weigh, self._combine, self._two = bias, weigh, combine, two
+        self._kept: Any = None  # from `before` to `after`
+
+    def before(self, grads: tuple[Tensor | None, ...]) -> Any:
+        s, here = grads[0], self._held
+        if s is None or here is None:
+            return None
+        self._held, step = None, here.step
+        signal, weight = step.factors
+        z, x, magnitude = here.operand(OUT), here.operand(signal), self._weigh(here.operand(weight))
+        q = torch.mm(x if step.nonnegative else here.absolute(signal), magnitude)
+        made = self._combine(s, z, q) if self._bias is None else self._combine(s, z, q, self._bias)
+        u, v = made if self._two else (made, made)
+        self._kept = step, x, v, magnitude
+        return (u, *grads[1:])
+
+    def after(self, grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
+        if self._kept is None:
+            return None
+        (step, x, v, magnitude), self._kept = self._kept, None
+        position = step.factors[0]
+        g = grads[position]
+        if g is None:
+            return None
+        more = torch.mm(v, magnitude.mT)
+        g = more.add_(g) if step.nonnegative else launcher("add_signed")(g, more, x)
+        made = list(grads)
+        made[position] = g * x if step.multiply else g
+        return tuple(made)
+
+
 class _Signed:
-    """Before and after the native backward of one linear map, once."""
+    """Before and after the native backward of one linear map of any other kind, once."""
 
     __slots__ = (
         "_combine",
@@ -97,10 +150,7 @@ class _Signed:
             magnitude, total = magnitude
             replaced = here.replace(total)
         absolute = x if step.nonnegative else here.absolute(step.factors[live])
-        if step.flat:
-            q = torch.mm(absolute, magnitude)
-        else:
-            q = self._linear.product(self._saved, *((absolute, magnitude) if live == 0 else (magnitude, absolute)))
+        q = self._linear.product(self._saved, *((absolute, magnitude) if live == 0 else (magnitude, absolute)))
         made = self._combine(s, z, q, *self._spread)
         u, v = made if self._results == 2 else (made, made)
         if not replaced or step.multiply:
@@ -116,10 +166,7 @@ class _Signed:
             return None
         (x, v, w, replaced), self._kept = self._kept, None
         if not replaced:
-            if step.flat:
-                more = torch.mm(v, w.mT)
-            else:
-                more = self._linear.transposed(self._saved, live, v, *((x, w) if live == 0 else (w, x)))
+            more = self._linear.transposed(self._saved, live, v, *((x, w) if live == 0 else (w, x)))
             if step.alike:
                 g = more  # by W + |W|, all of it
             elif step.nonnegative:
