@@ -125,23 +125,20 @@ class Epsilon(LinearRule):
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.give_bias(here, grads)
 
-    def short(self, here: Here) -> Hooks | None:
-        step = here.step
-        if (
-            not here.kernels
-            or self.top < 1
-            or step.convert
-            or step.multiply
-            or any(i not in step.factors for i in step.live)
-        ):
+    def prepare(self, step: Step) -> tuple[str, str] | None:
+        """The formula that is all of the rule, and how it makes relevance of what arrives."""
+        if self.top < 1 or step.convert or step.multiply or any(i not in step.factors for i in step.live):
             return None
-        own: list[Tensor] = []
         if self.of_coefficients(step):
-            name, text = "epsilon", ""
-        elif self.bias == "absolute" and step.has_bias and step.added is None:
-            name, text, own = "epsilon_absolute", here.times("z"), [here.bias]
-        else:
+            return "epsilon", ""
+        absolute = self.bias == "absolute" and step.has_bias and step.added is None
+        return ("epsilon_absolute", "* z" if step.form == "s" else "") if absolute else None
+
+    def short(self, here: Here) -> Hooks | None:
+        if here.step.prepared is None or not here.kernels:
             return None
+        name, text = here.step.prepared
+        own = [] if name == "epsilon" else [here.bias]
         rule, held, wanted = self, [here], own[0].dtype if own else None
 
         def before(grads: tuple[Tensor | None, ...]) -> Any:

@@ -82,14 +82,18 @@ class AbsoluteShare(Rule):
             for i, g in enumerate(grads)
         ]
 
-    def short(self, here: Here) -> Hooks | None:
-        """Two live operands of one shape, as of a residual."""
-        step = here.step
-        if not here.kernels or step.multiply or not _both(step) or step.sharers != step.live:
+    def prepare(self, step: Step) -> tuple[str, int, int] | None:
+        """Two live operands of one shape, as of a residual: the formula, and what it takes."""
+        if step.multiply or not _both(step) or step.sharers != step.live:
             return None
+        return ("sum_shares", 0, 1) if step.rest is None else ("sum_shares_of_rest", OUT, 1 - step.rest)
+
+    def short(self, here: Here) -> Hooks | None:
+        if here.step.prepared is None or not here.kernels:
+            return None
+        name, first, second = here.step.prepared
         weights: Any = here.op.weights
-        rule, held, text, rest = self, [here], here.times("y"), step.rest
-        name, first, second = ("sum_shares", 0, 1) if rest is None else ("sum_shares_of_rest", OUT, 1 - rest)
+        rule, held, text, rest = self, [here], here.times("y"), here.step.rest
 
         def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
             s = incoming[0]
