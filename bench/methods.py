@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -120,12 +120,11 @@ def lxt(path: str, model: nn.Module, inputs: dict[str, Any]) -> Call:
         sys.modules[name] = package
     try:
         patches = import_module("lxt.efficient.patches")
+        module.ALL_ATTENTION_FUNCTIONS = type(module.ALL_ATTENTION_FUNCTIONS)()  # they write into it, and all models share it
         patches.patch_method(patches.gated_mlp_forward, module.LlamaMLP)
         patches.patch_method(patches.rms_norm_forward, module.LlamaRMSNorm)
         patches.patch_method(patches.dropout_forward, nn.Dropout)
         patches.patch_attention(module)
-        patched = module.ALL_ATTENTION_FUNCTIONS  # newer transformers asks it by a method
-        module.ALL_ATTENTION_FUNCTIONS = SimpleNamespace(get_interface=lambda name, default: patched.get(name, default))
         after = state()
     finally:
         put(*before)
