@@ -120,7 +120,9 @@ def lxt(path: str, model: nn.Module, inputs: dict[str, Any]) -> Call:
         sys.modules[name] = package
     try:
         patches = import_module("lxt.efficient.patches")
-        module.ALL_ATTENTION_FUNCTIONS = type(module.ALL_ATTENTION_FUNCTIONS)()  # they write into it, and all models share it
+        module.ALL_ATTENTION_FUNCTIONS = type(
+            module.ALL_ATTENTION_FUNCTIONS
+        )()  # they write into it, and all models share it
         patches.patch_method(patches.gated_mlp_forward, module.LlamaMLP)
         patches.patch_method(patches.rms_norm_forward, module.LlamaRMSNorm)
         patches.patch_method(patches.dropout_forward, nn.Dropout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,18 @@ def _share(s: Tensor, y: Tensor, *values: Tensor) -> Tensor:
 
 
 SUM = {"eps": EPS, "limit": 1e30, "text": "* y"}
+MERGED = SUM | {"below": 1e-2}
+
+
+def _merged(s: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Both shares of a + b, that of a through the epsilon rule of what made it."""
+    of_a, of_b = (_share(s, a + b, a, b) * _sgn(value) for value in (a, b))
+    if bias is None:
+        return of_a * a / (a + 1e-2 * _sgn(a)), of_b
+    own = a - bias
+    kept = own.abs() / (own.abs() + bias.abs() + 1e-2)
+    return of_a * a * kept / (own + 1e-2 * _sgn(own)), of_b
+
 
 # name → (constants, formula); s takes part as a coefficient
 CASES = {
@@ -70,6 +84,10 @@ CASES = {
     "sum_share": (SUM, lambda s, a, b: _share(s, a + b, a, b)),
     "sum_shares": (SUM, lambda s, a, b: (_share(s, a + b, a, b) * _sgn(a), _share(s, a + b, a, b) * _sgn(b))),
     "sum_shares_of_rest": (SUM, lambda s, y, b: (_share(s, y, y - b, b) * _sgn(y - b), _share(s, y, y - b, b) * _sgn(b))),
+    "sum_shares_epsilon": (MERGED, _merged),
+    "sum_shares_epsilon_of_rest": (MERGED, lambda s, y, b: _merged(s, y - b, b)),
+    "sum_shares_epsilon_bias": (MERGED, _merged),
+    "sum_shares_epsilon_bias_of_rest": (MERGED, lambda s, y, b, bias: _merged(s, y - b, b, bias)),
     "sum_share_of_one": (SUM, lambda s, y, a: _share(s, y, a) * _sgn(a)),
     "sum_share_of_total": (SUM, _share),
     "times_sign": ({}, lambda g, a: g * _sgn(a)),
@@ -283,6 +301,52 @@ class Net(nn.Module):
         x = x * torch.sigmoid(x) + x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
         x = x + F.silu(self.gate(x)) * self.linear(x)
         return self.head(F.gelu(x.tanh()) + F.gelu(F.softplus(x), approximate="tanh"))
+
+
+class Residuals(nn.Module):
+    """Sums of linear maps and what goes past them: the sum kept or not, either order, other factors, with a bias and without."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(6, 6, bias=bias) for _ in range(6))
+        self.norms, self.wide = nn.ModuleList(nn.LayerNorm(6) for _ in range(2)), nn.Linear(6, 12, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two, three, four, five, six = self.maps
+        x = self.norms[0](x + one(x))
+        x = self.norms[1](two(x) + x)
+        x = x.tanh() + three(x)
+        x = torch.add(x, four(x), alpha=0.5) - five(x)
+        x = six(x) + one(x)  # either could be done with the sum
+        heads = x.unflatten(-1, (2, 3))
+        x = heads + self.wide(x).unflatten(-1, (4, 3))[:, :, :2]  # a slice is between
+        x = x.flatten(-2)
+        return x.unflatten(-1, (3, 2)).flatten(-2) + self.maps[5](x).unflatten(-1, (3, 2)).flatten(-2)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("device", ["kernels", "plain"])
+@pytest.mark.parametrize("target", [None, [0, 3]], ids=["one", "batched"])
+def test_the_rule_of_a_map_is_done_with_the_sum_above(bias, device, target, request, monkeypatch):
+    used = request.getfixturevalue("kernels") if device == "kernels" else None
+    torch.manual_seed(0)
+    model, x = Residuals(bias).double().eval(), torch.randn(2, 4, 6, dtype=torch.float64)
+
+    def explained() -> list[Tensor]:
+        if target is None:
+            return [dlrp.explain(model, x, preset="dynamic").relevance]
+        return [a.relevance for a in dlrp.explain(model, x, targets=target, preset="dynamic")]
+
+    merged = explained()
+    plan = dlrp.inspect(model, x, preset="dynamic").plan
+    assert plan is not None
+    assert sum(step.below is not None for step in plan.steps) == 7  # all but the one behind a slice
+    monkeypatch.setattr(sys.modules["dynamiclrp.plan"], "merge", lambda graph, steps: steps)
+    for one, other in zip(merged, explained()):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    if used is not None and target is None:
+        name = "sum_shares_epsilon_bias" if bias else "sum_shares_epsilon"
+        assert {name, name + "_of_rest"} <= used
 
 
 @pytest.mark.parametrize(

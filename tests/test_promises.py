@@ -843,8 +843,9 @@ def test_a_sum_that_is_kept_needs_one_of_its_operands(add, rest, then, monkeypat
     sums = [step for step in found.plan.steps if step.op.weights is not None]
     assert [step.rest for step in sums] == [None if then is torch.exp else rest]  # which keeps its own result
     if then is not torch.exp:
-        needed = set(sums[0].places)
-        assert needed == {dlrp.rules.OUT, 1 - rest}
+        (step,) = sums
+        assert set(step.places) - {step.bias} == {dlrp.rules.OUT, 1 - rest}
+        assert (step.bias in step.places) == (step.below is not None)  # for the rule of the map, which is done here too
     monkeypatch.setattr(sys.modules["dynamiclrp.plan"], "_cheaper", _as_it_is)
     other = dlrp.explain(model, x, preset="dynamic")
     assert [step.rest for step in other.plan.steps] == [None] * len(other.plan.steps)

@@ -129,7 +129,7 @@ def promise(colours: dict[str, str]) -> str:
     """The block as a graph, relevance from the right, values from the left."""
     found, names = promise_of_the_sum()
     add = found.origin
-    short, long = found.branches
+    short, long, *_ = found.branches
     (replayed,) = long.children
     kept = replayed.branches[-1]
     down, relu = replayed.origin, kept.key[1]

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from . import patterns
 from .errors import PresetError
-from .graph import Graph
+from .graph import Graph, Ref
 from .ops import OPS, Kind, Op
 from .presets import Preset
 from .rules import (
+    AbsoluteShare,
     Affine,
     Epsilon,
     Folded,
@@ -279,19 +280,41 @@ def gather(graph: Graph, steps: list[Step]) -> list[Step]:
 
 
 def merge(graph: Graph, steps: list[Step]) -> list[Step]:
-    """Where a batch norm is all that uses a linear map's output, the map's epsilon rule is done in the norm's own kernel."""
+    """Where a batch norm, or a sum, is all that uses a linear map's output, the map's epsilon rule is done in its kernel."""
     known = {step.node: step for step in steps}
     apart = {*graph.outputs, *graph.inputs}
-    rules: dict[int, Rule] = {}
     for step in steps:
-        rule, ref = step.rule, (step.node, 0)
-        users = graph.consumers.get(ref, [])
-        if type(rule) is not Epsilon or not step.op.linear or len(users) != 1 or ref in apart:
+        rule = step.rule
+        if type(rule) is not Epsilon or not step.op.linear or not _is_plain(step) or step.edits != (True, False):
             continue
-        norm = known.get(users[0][0])
-        if norm is None or type(norm.rule) is not Affine or norm.rule.bias != "absolute" or norm.multiply:
+        found = _only_use(graph, known, apart, step.node)
+        if found is None:
             continue
-        plain = step.form == "s" and not (step.convert or step.multiply) and step.edits == (True, False)
-        if plain and rule.of_coefficients(step):
-            rules |= {step.node: Whole(), norm.node: replace(norm.rule, below=rule.eps)}
-    return [step.changed(rule=rules[step.node]) if step.node in rules else step for step in steps]
+        user, position = found
+        if type(user.rule) is Affine and user.rule.bias == "absolute" and not user.multiply:
+            if graph.consumers[(step.node, 0)] == [(user.node, 0)] and rule.of_coefficients(step):
+                known[user.node] = user.changed(rule=replace(user.rule, below=rule.eps))
+                known[step.node] = step.changed(rule=Whole())
+        elif type(user.rule) is AbsoluteShare and user.rule.merges(user) and step.flat and rule.top == 1:
+            bias = not rule.of_coefficients(step)
+            below = replace(user.rule, below=rule.eps)
+            known[user.node] = user.changed(rule=below, below=(step.node, position), has_bias=bias)
+            known[step.node] = step.changed(rule=Whole())
+    return [known[step.node] for step in steps]
+
+
+def _is_plain(step: Step) -> bool:
+    """Do coefficients arrive and go on?"""
+    return step.form == "s" and not (step.convert or step.multiply)
+
+
+def _only_use(graph: Graph, steps: dict[int, Step], apart: set[Ref], node: int) -> tuple[Step, int] | None:
+    """The only step that uses what a node makes, past reshapes, and as which operand."""
+    while (node, 0) not in apart and len(graph.consumers.get((node, 0), ())) == 1:
+        ((node, position),) = graph.consumers[(node, 0)]
+        step = steps.get(node)
+        if step is None:
+            return None
+        if not (step.op.reshapes and type(step.rule) is Move and _is_plain(step)):
+            return step, position
+    return None

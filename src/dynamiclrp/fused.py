@@ -113,6 +113,22 @@ FORMULAS["affine_absolute_epsilon"] = Formula(
     _affine.operands, (f"({_affine.outputs[0]}) / (A(1) + below / fabs(x))",), _affine.where, f"{_affine.numbers} below"
 )
 
+# Sums, and the epsilon rule of the linear map that made a.
+for _name in ("sum_shares", "sum_shares_of_rest"):
+    _sum = FORMULAS[_name]
+    _a, _b = _sum.outputs
+    FORMULAS |= {
+        _name.replace("shares", "shares_epsilon"): Formula(
+            _sum.operands, (f"{_a} / (A(1) + below / fabs(a))", _b), _sum.where, f"{_sum.numbers} below"
+        ),
+        _name.replace("shares", "shares_epsilon_bias"): Formula(
+            f"{_sum.operands} bias",
+            (f"{_a} * a / (fabs(own) + fabs(bias) + below) * fabs(own) / (own < 0 ? own - below : own + below)", _b),
+            f"{_sum.where} A own = a - bias;",
+            f"{_sum.numbers} below",
+        ),
+    }
+
 # Linear maps, of what arrives (s, or s = R), the output z and the product q of magnitudes: what goes back through W (and |W|).
 # To q comes the magnitude of a bias, and of a batch norm that is folded in; z may be what goes into that.
 _NORM = "A factor = scale * rsqrt(var + eps);"

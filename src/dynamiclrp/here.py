@@ -216,6 +216,15 @@ class Here:
         """What the folded batch norm, or the sum above, adds."""
         return self.operand(FOLD_BIAS)
 
+    @cached_property
+    def below_bias(self) -> Tensor | None:
+        """What the linear map adds whose rule is done with this sum's; None, where it takes no share of its own."""
+        if self.step.below is None or not self.step.has_bias:
+            return None
+        node, _ = self.step.below
+        bias, factor = self.operand(FOLD_BIAS), self._values.graph.op(node).linear.factor(self._values.saved(node))
+        return bias if factor == 1 else bias * factor
+
     @property
     def _alphas(self) -> tuple[float, float]:
         """What the sum above multiplies the bias and the map's output by."""

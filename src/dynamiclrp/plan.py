@@ -305,6 +305,9 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
             places[OUT] = _output(graph, step, forms)
         elif position == FOLD_BIAS and step.added is not None:
             places[FOLD_BIAS] = operand_key(graph, *step.added)
+        elif position == FOLD_BIAS and step.below is not None:
+            node, _ = step.below
+            places[FOLD_BIAS] = operand_key(graph, node, graph.op(node).linear.bias)
         elif position == FOLD_BIAS or (step.fold is not None and position == step.bias):
             assert step.fold is not None
             places[FOLD_BIAS] = operand_key(graph, step.fold, 2)

@@ -37,6 +37,9 @@ class Step(Frozen):
     has_bias: bool = False
     nonnegative: bool = False  # the live factor of a linear map, or what a sum runs over, cannot be negative
     rest: int | None = None  # sums: the operand that is had as the output minus the other one
+    below: tuple[int, int] | None = (
+        None  # sums: the linear map whose rule is done here as well, and the operand it made
+    )
     rectified: bool = False  # the output is taken from the rectifier above: it equals it where relevance arrives
     form: str = "s"  # what arrives
     convert: bool = False  # what arrives is R, and the rule wants s

@@ -94,6 +94,16 @@ def _keep_top(r: Tensor, share: float) -> Tensor:
     return torch.zeros_like(rows).scatter_(1, top.indices, top.values).reshape(r.shape)
 
 
+def through_epsilon(s: Tensor, z: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """What the epsilon rule of a map with output z makes of a coefficient; a `bias` takes its absolute share beforehand."""
+    eps = usable(eps, s)
+    if bias is None:  # z / stab(z), which is 0 for z = 0 and 1 for an infinite z (an additive mask)
+        return s / (eps / z.abs()).add_(1)
+    own = z - bias
+    magnitude = own.abs()
+    return s * z / (magnitude + (bias.abs() + eps)) * magnitude / stabilise(own, eps)
+
+
 @dataclass(frozen=True)
 class Epsilon(LinearRule):
     """R_x = x · Wᵀ(R_z / stab(z)) (Bach et al. 2015, eq. 58). On sums and averages: Zennit's Norm."""
@@ -109,10 +119,8 @@ class Epsilon(LinearRule):
 
     def before(self, here: Here, s: Tensor) -> Tensor:
         if self.of_coefficients(here.step):
-            # z / stab(z), which is 0 for z = 0 and 1 for an infinite z (an additive mask)
-            eps, z = usable(self.eps, s), here.output
-            made = here.fused("epsilon", s, z, eps=eps)
-            return s / (eps / z.abs()).add_(1) if made is None else made
+            made = here.fused("epsilon", s, here.output, eps=usable(self.eps, s))
+            return through_epsilon(s, here.output, None, self.eps) if made is None else made
         if self.bias == "absolute" and self.top == 1 and here.step.has_bias and not here.wants_bias:
             z, bias = here.output, here.bias
             made = here.fused("epsilon_absolute", s, z, bias, text=here.times("z"), eps=usable(self.eps, s))

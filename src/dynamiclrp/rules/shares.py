@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..fused import launcher
 from .base import OUT, Grads, Hooks, Rule, bounded, divide, like, reduce_to, sign, usable
+from .linear import through_epsilon
 
 if TYPE_CHECKING:
     from ..here import Here
@@ -22,9 +24,13 @@ class AbsoluteShare(Rule):
     """Operands of a sum take |a| / Σ|…| (the paper's add, sub, sum and mean).
 
     Parameters take their share and keep it, whether or not relevance goes on to an input; literals take none.
+
+    `below`: the eps of the epsilon rule of the linear map that made one of two operands (`step.below`), which is done here as
+    well (see `choose.merge`).
     """
 
     eps: float = 1e-11
+    below: float = 0.0
 
     needs_parameters = True
     kinds = frozenset({"sum", "pool"})
@@ -39,12 +45,17 @@ class AbsoluteShare(Rule):
     def needs(self, step: Step) -> Iterable[int]:
         if not any(self.edits(step)):
             return ()
+        bias = (step.bias,) if step.has_bias else ()
         if step.rest is not None:
-            return OUT, 1 - step.rest
-        return step.sharers if _both(step) else (OUT, *step.sharers)
+            return OUT, 1 - step.rest, *bias
+        return (*step.sharers, *bias) if _both(step) else (OUT, *step.sharers)
 
     def subtracts(self, step: Step) -> bool:
         return _both(step)
+
+    def merges(self, step: Step) -> bool:
+        """Can it do the rule of a linear map that made one of its operands as well?"""
+        return _both(step) and step.sharers == step.live and step.form == "s" and not (step.multiply or self.below)
 
     def takes_relevance(self, step: Step) -> bool:
         return True
@@ -58,6 +69,28 @@ class AbsoluteShare(Rule):
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if here.op.weights is None:
             return [None if g is None else _signed(here, g, here.operand(0)) for g in grads]
+        made = self._shares(here, grads, s)
+        if here.step.below is not None:
+            _, position = here.step.below
+            g = made[position]
+            made[position] = None if g is None else self._through(here, g, position)
+        return made
+
+    def _through(self, here: Here, g: Tensor, position: int) -> Tensor:
+        """On through the linear map that made an operand."""
+        bias, factors = here.below_bias, here.op.weights(here.saved)  # type: ignore[misc]
+        if position == here.step.rest:
+            z = here.output - _times(here.operand(1 - position), factors[1 - position])
+            z = z if factors[position] == 1 else z / factors[position]
+        else:
+            z = here.operand(position)
+        if bias is None:
+            return through_epsilon(g, z, None, self.below)
+        rows = (-1, len(bias))  # only reshapes are between
+        return through_epsilon(g.reshape(rows), z.reshape(rows), bias, self.below).reshape(g.shape)
+
+    def _shares(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        assert here.op.weights is not None
         factors, rest = here.op.weights(here.saved), here.step.rest
         values = {i: _times(here.operand(i), factors[i]) for i in here.step.sharers if i != rest}
         if _both(here.step):
@@ -82,18 +115,24 @@ class AbsoluteShare(Rule):
             for i, g in enumerate(grads)
         ]
 
-    def prepare(self, step: Step) -> tuple[str, int, int] | None:
-        """Two live operands of one shape, as of a residual: the formula, and what it takes."""
+    def prepare(self, step: Step) -> tuple[str, int, int, bool] | None:
+        """Two live operands of one shape, as of a residual: the formula, what it takes, and are its results the other way round?"""
         if step.multiply or not _both(step) or step.sharers != step.live:
             return None
-        return ("sum_shares", 0, 1) if step.rest is None else ("sum_shares_of_rest", OUT, 1 - step.rest)
+        name, first = "sum_shares", step.rest or 0
+        if step.below is not None:
+            name, (_, first) = f"sum_shares_epsilon{'_bias' if step.has_bias else ''}", step.below
+        if step.rest is None:
+            return name, first, 1 - first, first == 1
+        return (name + "_of_rest", OUT, 1 - first, first == 1) if first == step.rest else None
 
     def short(self, here: Here) -> Hooks | None:
         if here.step.prepared is None or not here.kernels:
             return None
-        name, first, second = here.step.prepared
+        name, first, second, turned = here.step.prepared
         weights: Any = here.op.weights
-        rule, held, text, rest = self, [here], here.times("y"), here.step.rest
+        rule, held, text, bias = self, [here], here.times("y"), here.below_bias
+        own = [] if bias is None else [bias]
 
         def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
             s = incoming[0]
@@ -102,22 +141,20 @@ class AbsoluteShare(Rule):
             here, dtype, shape = held.pop(), s.dtype, s.shape
             a, b = here.operand(first), here.operand(second)
             fits = a.shape == shape and b.shape == shape and a.dtype == dtype and b.dtype == dtype
+            if bias is not None:
+                fits = fits and bias.dtype == dtype and bias.shape == shape[-1:]
             if fits and s.is_floating_point() and weights(here.saved) == (1, 1):
-                made = launcher(name, text, **rule._numbers(dtype))(s, a, b)
-                return made[::-1] if rest == 1 else made
+                made = launcher(name, text, **_numbers(rule, dtype))(s, a, b, *own)
+                return made[::-1] if turned else made
             return tuple([like(made, g) for made, g in zip(rule.after(here, list(grads), s), grads)])
 
         return None, after
-
-    def _numbers(self, dtype: torch.dtype) -> dict[str, float]:
-        limits = torch.finfo(dtype)
-        return {"eps": max(self.eps, limits.tiny), "limit": limits.max}
 
     def _share(self, here: Here, s: Tensor, output: Tensor, total: Tensor) -> Tensor:
         return here.relevance(s, bounded(output)) / (total + usable(self.eps, total))
 
     def _fused(self, here: Here, name: str, s: Tensor, *values: Tensor) -> Any:
-        return here.fused(name, s, *values, text=here.times("y"), **self._numbers(s.dtype))
+        return here.fused(name, s, *values, text=here.times("y"), **_numbers(AbsoluteShare(self.eps), s.dtype))
 
     def conserves(self, step: Step) -> bool:
         return step.sharers == step.live and not step.op.fills
@@ -286,6 +323,14 @@ class SignalTakesAll(Rule):
 
     def conserves(self, step: Step) -> bool:
         return not step.name.startswith("Addc") or 0 in step.live
+
+
+@cache
+def _numbers(rule: AbsoluteShare, dtype: torch.dtype) -> dict[str, float]:
+    """What the rule's formulas take beside tensors."""
+    limits = torch.finfo(dtype)
+    numbers = {"eps": max(rule.eps, limits.tiny), "limit": limits.max}
+    return numbers | {"below": max(rule.below, limits.tiny)} if rule.below else numbers
 
 
 def _both(step: Step) -> bool:
