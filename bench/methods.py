@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,6 +99,38 @@ def captum_lrp(model: nn.Module, inputs: dict[str, Any]) -> Call:
     method, x = LRP(model), inputs["x"]
     target = model(x).argmax(-1)
     return lambda: method.attribute(x.detach().requires_grad_(), target=target)
+
+
+def paper(path: str, model: nn.Module, inputs: dict[str, Any]) -> Call:
+    """The paper authors' own code; from the second call on it reuses what the first found out about the graph.
+
+    Its parameters require gradients meanwhile: of frozen biases autograd keeps nothing.
+    """
+    sys.path.insert(0, path)
+    try:
+        engine_type = import_module("lrp_engine").LRPEngine
+    finally:
+        sys.path.remove(path)
+    engine: Any = None
+
+    def call() -> list[Tensor]:
+        nonlocal engine
+        floats = {k: v.detach().requires_grad_() for k, v in inputs.items() if isinstance(v, Tensor)}
+        engine = engine or engine_type(params_to_interpret=list(floats.values()))
+        model.requires_grad_(True)
+        try:
+            logits = unwrap(model(**{**inputs, **floats}))
+            with redirect_stdout(StringIO()):
+                found = engine.run(logits[:, -1] if logits.dim() == 3 else logits)
+        finally:
+            model.requires_grad_(False)
+        if len(found) != 2:  # it returns its errors
+            raise RuntimeError(f"it stopped at {type(found[0]).__name__}: {found[-1]!r}")
+        if not all(isinstance(relevance, Tensor) for relevance in found[1]):
+            raise RuntimeError("a promise was not kept: no relevance arrived at the input")
+        return found[1]
+
+    return call
 
 
 def lxt(path: str, model: nn.Module, inputs: dict[str, Any]) -> Call:

@@ -10,7 +10,7 @@ to half their speed, for milliseconds to seconds: the process moves to cores tha
 which that loop took a third longer are left out. The ratio is that of the medians of the calls that are left; `fastest` that of the fastest of them; `calm`
 says how many of how many `calls` are left. Where it is less than three, the ratio is the median of the rounds' ratios, and `calm` is 0.
 Where the file has a run before, its ratio is kept as `earlier`. On a GPU also as CUDA graphs, against the captured gradient.
-`--lxt PATH` adds the AttnLRP authors' patched Llama.
+`--lxt PATH` adds the AttnLRP authors' patched Llama, `--paper PATH` the code of the paper's authors (batch 1).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,15 @@ EARLIER = 3  # runs whose ratios are kept beside the last one's
 
 
 def calls_for(
-    name: str, model: Any, inputs: dict[str, Any], device: str, lxt: str | None
+    name: str,
+    model: Any,
+    inputs: dict[str, Any],
+    device: str,
+    lxt: str | None,
+    paper: str | None,
+    only: Sequence[str] = (),
 ) -> tuple[dict[str, methods.Call], dict[str, str]]:
-    """All calls that can be made, and why the others cannot."""
+    """All calls that can be made (or `only` those, and their floors), and why the others cannot."""
     makers: dict[str, Any] = {
         "forward": lambda: methods.forward(model, inputs),
         FLOOR: lambda: methods.gradient(model, inputs),
@@ -58,8 +65,12 @@ def calls_for(
         makers["Captum LRP"] = lambda: methods.captum_lrp(model, inputs)
     if lxt and name.startswith("Llama"):
         makers["LXT AttnLRP"] = lambda: methods.lxt(lxt, model, inputs)
+    if paper:
+        makers["the paper's code"] = lambda: methods.paper(paper, model, inputs)
     calls, failed = {}, {}
     for label, make in makers.items():
+        if only and label not in only and not label.startswith(FLOOR):
+            continue
         try:
             call = make()
             call()
@@ -147,9 +158,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--models", default=",,".join(MODELS), help="names as printed, separated by two commas")
     parser.add_argument("--batches", default="1,16")
+    parser.add_argument("--only", help="rows as printed, separated by two commas, to add to the file or to renew in it")
     parser.add_argument("--repeats", type=int, default=15, help="rounds")
     parser.add_argument("--patience", type=float, default=2.5, help="seconds for one row; three rounds at least")
     parser.add_argument("--lxt", help="a folder that holds the package lxt")
+    parser.add_argument("--paper", help="a folder that holds the package lrp_engine, the paper authors' code")
     parser.add_argument(
         "--json",
         type=Path,
@@ -172,12 +185,19 @@ def main() -> None:
         for batch in map(int, options.batches.split(",")):
             batch = min(batch, 8) if name.startswith("Llama") else batch  # 8 x 512 tokens
             model, inputs = build(name, batch, options.device)
-            calls, failed = calls_for(name, model, inputs, options.device, options.lxt)
+            paper = options.paper if batch == 1 else None  # the rows of its batches share their seeds
+            only = options.only.split(",,") if options.only else ()
+            calls, failed = calls_for(name, model, inputs, options.device, options.lxt, paper, only)
             rows = rows_for(calls, batch, options.repeats, options.patience, host)
             del calls
             key = f"{name}, batch {batch}"
-            rows = with_earlier(rows, results["models"].get(key, {}).get("rows", {}))
-            results["models"][key] = {"rows": rows, "failed": failed}
+            before = results["models"].get(key, {"rows": {}, "failed": {}})
+            rows = with_earlier(rows, before["rows"])
+            if only:  # the others stand as they were, and so do the floors that they were measured beside
+                kept = {label: row for label, row in rows.items() if label in only or label not in before["rows"]}
+                results["models"][key] = {"rows": before["rows"] | kept, "failed": before["failed"] | failed}
+            else:
+                results["models"][key] = {"rows": rows, "failed": failed}
             print(f"\n{name}, batch {batch}")
             for label, row in rows.items():
                 print(f"  {label:32} " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
