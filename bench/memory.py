@@ -1,6 +1,6 @@
 """Ways to need less memory, and many targets at once, on a GPU.
 
-    python bench/memory.py --device cuda --json bench/results/memory_h200.json
+python bench/memory.py --device cuda --json bench/results/memory_h200.json
 """
 
 from __future__ import annotations

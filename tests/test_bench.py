@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -60,3 +61,24 @@ def test_it_moves_to_cores_that_nobody_slows_down(bench, monkeypatch):
     assert machine.settle()
     assert moved[-1] == {1, 3, 5, 6}
     assert not machine.settle()  # again only after a while
+
+
+def test_rows_that_are_run_alone_join_the_others(bench, monkeypatch, tmp_path):
+    _, speed = bench
+    path = tmp_path / "speed.json"
+
+    def run(*options: str) -> dict[str, dict[str, float]]:
+        monkeypatch.setattr(sys, "argv", ["speed.py", "--batches", "1", "--json", str(path), *options])
+        speed.main()
+        (made,) = json.loads(path.read_text())["models"].values()
+        return made["rows"]
+
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8, 4)).eval().requires_grad_(False)
+    monkeypatch.setattr(speed, "build", lambda *what: (net, {"input": torch.randn(1, 8)}))
+    short = ("--models", "Mamba-130m, 64 tokens", "--repeats", "1", "--patience", "0")
+    whole = run(*short)
+    assert list(whole) == ["forward", speed.FLOOR, "attnlrp"]
+    again = run(*short, "--only", "attnlrp")
+    assert list(again) == list(whole)
+    assert again["attnlrp"]["earlier"] == [whole["attnlrp"]["ratio"]]
+    assert [again[label] for label in ("forward", speed.FLOOR)] == [whole[label] for label in ("forward", speed.FLOOR)]

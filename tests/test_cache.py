@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import dynamiclrp as dlrp
 from dynamiclrp.ops import OPS
+from dynamiclrp.parameters import Inventory
 from models import IDS, Mlp, bert, gaussian, gpt2, llama, mlp, randomise, resnet
 from oracles import error
 
@@ -121,6 +122,34 @@ def test_weights_may_change():
     assert not torch.allclose(before, after)
     assert torch.equal(after, dlrp.explain(model, x, target=1, preset="gamma").relevance)
     assert len(explainer.plans) == 1
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("change", ["bias", "no bias", "module", "table"])
+def test_modules_and_parameters_may_come_and_go(preset, change):
+    """What is followed of a model is worked out anew when it holds others."""
+    torch.manual_seed(0)
+    table = change == "table"
+    first: list[nn.Module] = [nn.Embedding(9, 6)] if table else [nn.Linear(6, 6)]
+    model = nn.Sequential(*first, nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)).double().eval()
+    x = torch.tensor([[1, 2, 5]]) if table else gaussian(2, 6).double()
+    explainer = dlrp.Explainer(model, preset)
+    explainer(x)
+    before, inventory = explainer(x).relevance, Inventory(model)
+    inventory.choose(True, True, table)
+    fresh = nn.Linear(6, 6).double()
+    if change == "module":
+        model[1] = fresh
+    elif change == "table":
+        model[0] = nn.Embedding(9, 6).double()
+    else:
+        model[1].bias = fresh.bias if change == "bias" else None
+    found = Inventory(model, inventory).choose(True, True, table)
+    assert found == Inventory(model).choose(True, True, table) != inventory.choose(True, True, table)
+    after = [explainer(x).relevance for _ in range(2)]
+    assert not torch.allclose(before, after[0])
+    for relevance in after:
+        assert torch.equal(relevance, dlrp.explain(model, x, preset=preset).relevance)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

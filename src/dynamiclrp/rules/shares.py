@@ -69,16 +69,17 @@ class AbsoluteShare(Rule):
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if here.op.weights is None:
             return [None if g is None else _signed(here, g, here.operand(0)) for g in grads]
-        made = self._shares(here, grads, s)
+        factors = here.op.weights(here.saved)
+        made = self._shares(here, grads, s, factors)
         if here.step.below is not None:
             _, position = here.step.below
             g = made[position]
-            made[position] = None if g is None else self._through(here, g, position)
+            made[position] = None if g is None else self._through(here, g, position, factors)
         return made
 
-    def _through(self, here: Here, g: Tensor, position: int) -> Tensor:
+    def _through(self, here: Here, g: Tensor, position: int, factors: tuple[Any, ...]) -> Tensor:
         """On through the linear map that made an operand."""
-        bias, factors = here.below_bias, here.op.weights(here.saved)  # type: ignore[misc]
+        bias = here.below_bias
         if position == here.step.rest:
             z = here.output - _times(here.operand(1 - position), factors[1 - position])
             z = z if factors[position] == 1 else z / factors[position]
@@ -89,9 +90,9 @@ class AbsoluteShare(Rule):
         rows = (-1, len(bias))  # only reshapes are between
         return through_epsilon(g.reshape(rows), z.reshape(rows), bias, self.below).reshape(g.shape)
 
-    def _shares(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        assert here.op.weights is not None
-        factors, rest = here.op.weights(here.saved), here.step.rest
+    def _shares(self, here: Here, grads: Grads, s: Tensor, factors: tuple[Any, ...]) -> Grads:
+        """What the operands take."""
+        rest = here.step.rest
         values = {i: _times(here.operand(i), factors[i]) for i in here.step.sharers if i != rest}
         if _both(here.step):
             if rest is not None:
