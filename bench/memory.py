@@ -1,4 +1,4 @@
-"""Ways to need less memory, and many targets at once, on a GPU.
+"""Ways to need less memory, and many targets at once.
 
 python bench/memory.py --device cuda --json bench/results/memory_h200.json
 """

@@ -169,7 +169,8 @@ def main() -> None:
         help="other models that this file has, of the same machine and versions, are kept, and ratios of those that are run again",
     )
     options = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
+    if options.device == "cuda":
+        torch.backends.cudnn.benchmark = True
     host = Host()
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
