@@ -67,9 +67,7 @@ class Plan:
     replayed: dict[int, tuple[str, ...]]  # by node that is replayed: the saved tensors its forward may read
     leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
     may_view: frozenset[Key]  # values that are views of their one operand, if strides allow it
-    touched: dict[
-        int, str | None
-    ]  # nodes that saved tensors, of which some are read: on which kind of device; None: any
+    touched: dict[int, str | None]  # nodes of whose saved tensors some are read: on which kind of device; None: any
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
     @cached_property
@@ -330,9 +328,8 @@ def _cheaper(
         if rest is not None:
             step = step.changed(rest=rest)
             return step, _wanted(graph, step, forms)
-    elif step.flat and isinstance(
-        step.rule, LinearRule
-    ):  # what they are reshaped from: maps of one signal then share it
+    elif step.flat and isinstance(step.rule, LinearRule):
+        # what they are reshaped from: maps of one signal then share it
         below = {i: sources.below(place) for i, place in places.items() if i in (OUT, step.factors[0])}
         loose = frozenset(i for i, place in below.items() if place != places[i])
         if loose:

@@ -215,15 +215,14 @@ def _scaling(factors: tuple[tuple[int, float], ...]) -> Hook:
         if incoming[0] is None:
             return None
         made: Any = [grads[i] for i in places]
+        alike = len(made) == 3 and made[0].shape == made[1].shape == made[2].shape
+        # torch's kernel for several tensors takes three times as long where they are small
+        scaled = fused("parts", *made, **numbers) if alike else None
+        if scaled is not None:
+            found = dict(zip(places, scaled))
+            return tuple([found.get(i, None if i in blocked else g) for i, g in enumerate(grads)])
         if len(made) == 1:
             made[0].mul_(by[0])
-        elif len(made) == 3 and made[0].shape == made[1].shape == made[2].shape:
-            # torch's kernel for several tensors takes three times as long where they are small
-            scaled = fused("parts", *made, **numbers)
-            if scaled is not None:
-                found = dict(zip(places, scaled))
-                return tuple([found.get(i, None if i in blocked else g) for i, g in enumerate(grads)])
-            torch._foreach_mul_(made, by)
         else:
             torch._foreach_mul_(made, by)
         return tuple([None if i in blocked else g for i, g in enumerate(grads)]) if blocked else None
