@@ -67,6 +67,9 @@ def calls_for(
         makers["LXT AttnLRP"] = lambda: methods.lxt(lxt, model, inputs)
     if paper:
         makers["the paper's code"] = lambda: methods.paper(paper, model, inputs)
+    unknown = [label for label in only if label not in makers]
+    if unknown:
+        raise SystemExit(f"--only {',,'.join(unknown)}: {name} has no such row here; it has {', '.join(makers)}")
     calls, failed = {}, {}
     for label, make in makers.items():
         if only and label not in only and not label.startswith(FLOOR):

@@ -81,4 +81,7 @@ def test_rows_that_are_run_alone_join_the_others(bench, monkeypatch, tmp_path):
     again = run(*short, "--only", "attnlrp")
     assert list(again) == list(whole)
     assert again["attnlrp"]["earlier"] == [whole["attnlrp"]["ratio"]]
+    with pytest.raises(SystemExit, match="no such row here; it has forward, gradient x input, attnlrp"):
+        run(*short, "--only", "atnlrp")
+    assert json.loads(path.read_text())["models"]["Mamba-130m, 64 tokens, batch 1"]["rows"] == again
     assert [again[label] for label in ("forward", speed.FLOOR)] == [whole[label] for label in ("forward", speed.FLOOR)]
