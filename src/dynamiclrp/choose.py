@@ -227,7 +227,7 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
             user not in unreached and i not in blocked[user] for user, i in positions.get(node, ())
         ):
             unreached.add(node)  # nothing arrives, so nothing has to be known
-            step = step.changed(rule=Gradient(), fold=None, added=None)
+            step = step.changed(rule=Gradient(), fold=None, added=None, reached=False)
         blocked[node] = frozenset(step.rule.blocks(step))
         rule = step.rule
         if form[node] == "R" and step.kind is Kind.SCALE and isinstance(rule, Gradient):

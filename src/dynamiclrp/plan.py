@@ -34,6 +34,8 @@ from .promise import (
 )
 from .rules import OUT, LinearRule
 from .saved import output_shape, saved_tensor_names
+from .shortcuts import Shortcut
+from .shortcuts import find as find_shortcuts
 from .step import FOLD_BIAS, Place, Step
 
 
@@ -68,12 +70,19 @@ class Plan:
     leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
     may_view: frozenset[Key]  # values that are views of their one operand, if strides allow it
     touched: dict[int, str | None]  # nodes of whose saved tensors some are read: on which kind of device; None: any
+    shortcuts: tuple[Shortcut, ...]
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
     @cached_property
     def hooked(self) -> tuple[Step, ...]:
         """Steps that are more than the native backward, and than what `parted` says."""
         return tuple(step for step in self.steps if any(step.hooks) and step.divides == 1)
+
+    @cached_property
+    def beside_shortcuts(self) -> tuple[Step, ...]:
+        """Those among them whose rule no shortcut does."""
+        covered = {node for shortcut in self.shortcuts for node in shortcut.covers}
+        return tuple(step for step in self.hooked if step.node not in covered)
 
     @cached_property
     def parted(self) -> tuple[tuple[int, int], ...]:
@@ -135,10 +144,10 @@ class Plan:
             (step.name, str(step.kind), repr(step.rule) if any(step.hooks) else "native") for step in self.steps
         )
         width = max((len(name) for name, _, _ in counts), default=0)
-        s = self.statistics
+        s, shortcuts = self.statistics, f"{len(self.shortcuts)} shortcuts, " if self.shortcuts else ""
         lines = [
             f"Plan: {self.preset!r}, {s.live} live of {s.nodes} nodes, {len(self.hooked) + len(self.parted)} hooked, "
-            f"{s.promises} promises, {s.internal_nodes} internal nodes, depth {s.depth}, density {s.density:.3f}",
+            f"{shortcuts}{s.promises} promises, {s.internal_nodes} internal nodes, depth {s.depth}, density {s.density:.3f}",
         ]
         lines += [f"  {n:5} x {name:{width}}  {kind:10}  {rule}" for (name, kind, rule), n in sorted(counts.items())]
         if self.missing:
@@ -240,6 +249,7 @@ def _promise(
     steps = [
         step.changed(places=places, rectified=_is_rectified(graph, step, forms)) for step, places in zip(steps, wanted)
     ]
+    shortcuts = () if everything else find_shortcuts(graph, steps)  # the ledger looks at each node by itself
     return Plan(
         preset=preset,
         steps=tuple(steps),
@@ -254,7 +264,8 @@ def _promise(
         replayed=_read_by_replays(graph, needed),
         leaves=tuple(sorted(_leaves(needed) - {node for node, _ in graph.inputs})),
         may_view=frozenset(key for key, source in needed.items() if _may_view(graph, source)),
-        touched=_touched(graph, steps, needed),
+        touched=_touched(graph, steps, needed, shortcuts),
+        shortcuts=shortcuts,
         missing=dict(missing_ops(graph)),
     )
 
@@ -266,13 +277,16 @@ def _may_view(graph: Graph, source: Source) -> bool:
     return len(source.operands) == 1 and (op.views or op.reshapes)
 
 
-def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> dict[int, str | None]:
+def _touched(
+    graph: Graph, steps: list[Step], sources: dict[Key, Source], shortcuts: tuple[Shortcut, ...]
+) -> dict[int, str | None]:
     hooked = [step for step in steps if any(step.hooks)]
     nodes = {step.node: None if step.convert or step.multiply else step.rule.device for step in hooked if step.looks}
     nodes |= dict.fromkeys([step.fold for step in hooked if step.fold is not None])
     nodes |= dict.fromkeys(
         [getattr(source, "holder", getattr(source, "node", steps[0].node)) for source in sources.values()]
     )
+    nodes |= dict.fromkeys([node for shortcut in shortcuts for node in shortcut.reads])
     return {node: nodes[node] for node in sorted(nodes) if saved_tensor_names(graph.types[node])}
 
 

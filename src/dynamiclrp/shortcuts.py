@@ -1,0 +1,398 @@
+"""Shorter ways for relevance: what the own backward of several nodes would do, done at once.
+
+In: a graph and its steps; found once per plan. Out: `Shortcut`s, each of which gives hooks that take what arrives at the first of
+its nodes, whose own backward then finds nothing to do, and put it back behind the last. They hand down what the nodes' own
+backward and rules would: none is needed, and `run` leaves them out where it cannot serve them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .fused import fused
+from .graph import Graph, Ref
+from .ops import Kind
+from .rules import Gradient, Move, SignalTakesAll
+from .rules.base import Hook
+from .saved import Saved, output_sizes
+from .step import Step
+
+BEFORE, AFTER = False, True
+Placed = tuple[int, bool, Hook]  # a hook with its node; does it come after the node's own backward?
+Use = tuple[int, int]  # of a tensor: the node, the operand's position
+
+_STOP = (None,)
+_FEW = 3  # of fewer selections their own backward is as good
+
+
+class Shortcut:
+    """Some nodes, and another way past them."""
+
+    covers: frozenset[int] = frozenset()  # nodes whose rules it does as well
+    reads: tuple[int, ...] = ()  # nodes of whose saved tensors it reads some
+
+    def hooks(self, graph: Graph, saved: Callable[[int], Saved]) -> Iterator[Placed]:
+        """Hooks for one pass; none, where shapes or numbers forbid it. `saved` gives what a node saved."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Selections(Shortcut):
+    """All that uses a tensor are selections from it, as in a loop over tokens. The own backward of each fills a tensor of its
+    whole size, and adds it to the others'; here the parts are put beside each other, once."""
+
+    tensor: Ref
+    members: tuple[int, ...]
+
+    def hooks(self, graph: Graph, saved: Callable[[int], Saved]) -> Iterator[Placed]:
+        held: list[tuple[int, Tensor]] = []
+        waiting = Streams()
+        late: list[Any] = []  # the hook that is added on the way
+
+        def arrives(member: int) -> Hook:
+            def before(grads: tuple[Tensor | None, ...]) -> Any:
+                part = grads[0]
+                if part is None:
+                    return None
+                held.append((member, part))
+                waiting.note(part)
+                if len(held) > 1:
+                    return _STOP
+                # the first one goes through, so that something arrives below: nothing but a place
+                late.append(graph.handles[member].register_hook(_place))
+                return None
+
+            return before
+
+        node, number = self.tensor
+
+        def join(grads: tuple[Tensor | None, ...]) -> Any:
+            place = grads[number]
+            for handle in late:
+                handle.remove()
+            if place is None or not held:
+                return None
+            waiting.wait(place)
+            parts = [(saved(member), part) for member, part in held]
+            held.clear()
+            return (*grads[:number], _joined(place, parts), *grads[number + 1 :])
+
+        yield node, BEFORE, join
+        for member in self.members:
+            yield member, BEFORE, arrives(member)
+
+
+def _place(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
+    """Zeros that take no memory."""
+    (native,) = grads
+    return None if native is None else (native.new_zeros(()).expand(native.shape),)
+
+
+def _joined(place: Tensor, parts: Sequence[tuple[Saved, Tensor]]) -> Tensor:
+    """The tensor of which these are parts; zeros, where there is none."""
+    shape, rank = place.shape, place.dim()
+    dim = parts[0][0].dim % rank
+    slots: list[Tensor | None] = [None] * shape[dim]
+    for saved, part in parts:
+        if saved.dim % rank != dim:  # then one by one
+            made = torch.zeros(shape, dtype=place.dtype, device=place.device)
+            for saved, part in parts:
+                made.select(saved.dim, saved.index).add_(part)
+            return made
+        index = saved.index
+        there = slots[index]
+        slots[index] = part if there is None else there + part
+    full = [part for part in slots if part is not None]
+    if len(full) < len(slots):
+        nothing = torch.zeros_like(full[0])
+        full = [nothing if part is None else part for part in slots]
+    return torch.stack(full, dim)
+
+
+@dataclass(frozen=True)
+class Scaling(Shortcut):
+    """A normalisation that is written out, beside a residual connection: what arrives at its last node is multiplied by scale and
+    statistic, and added to what comes along the residual, in one kernel. Its own backward would also work out what the statistic
+    takes, which the rule then throws away."""
+
+    top: int
+    factors: tuple[tuple[int, str, bool], ...]  # node, attribute, and does it divide; in the order of the backward pass
+    tensor: Ref  # what was normalised
+    covers: frozenset[int]
+
+    @property
+    def reads(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(node for node, _, _ in self.factors)
+
+    def hooks(self, graph: Graph, saved: Callable[[int], Saved]) -> Iterator[Placed]:
+        factors = [(getattr(saved(node), name), divides) for node, name, divides in self.factors]
+        held: list[Tensor] = []
+        waiting = Streams()
+
+        def take(grads: tuple[Tensor | None, ...]) -> Any:
+            s = grads[0]
+            if s is None:
+                return None
+            held.append(s)
+            waiting.note(s)
+            return _STOP
+
+        node, number = self.tensor
+
+        def give(grads: tuple[Tensor | None, ...]) -> Any:
+            if not held:
+                return None
+            s, beside = held.pop(), grads[number]
+            assert beside is not None, f"nothing came along the residual connection at {graph.where(node)}"
+            waiting.wait(beside)
+            return (*grads[:number], _scaled(beside, s, factors), *grads[number + 1 :])
+
+        yield node, BEFORE, give
+        yield self.top, BEFORE, take
+
+
+def _scaled(beside: Tensor, s: Tensor, factors: Sequence[tuple[Tensor, bool]]) -> Tensor:
+    """`beside + s · factors`."""
+    if len(factors) == 2 and not any(divides for _, divides in factors) and s.shape == beside.shape:
+        (weight, _), (statistic, _) = factors
+        made = fused("add_scaled", beside, s, weight, statistic)
+        if made is None and beside.dtype is torch.bfloat16 and statistic.dtype is torch.float32:
+            # a kernel takes tensors of one type: the lower and the upper half of its bits
+            halves = statistic.contiguous().unsqueeze(-1).view(beside.dtype)
+            made = fused("add_scaled_wide", beside, s, weight, halves[..., 0], halves[..., 1])
+        if made is not None:
+            return made
+    for factor, divides in factors:
+        s = s / factor if divides else s * factor
+    return beside + (s if s.dtype == beside.dtype and s.device == beside.device else s.to(beside))
+
+
+@dataclass(frozen=True)
+class Rotation(Shortcut):
+    """A rotary embedding that is written out, `x·cos + turned(x)·sin`, where `turned` puts parts of x, some with the other sign,
+    beside each other. What goes back through the second product is added to what goes back through the first, in place."""
+
+    total: int
+    plain: tuple[int, int]  # the first product, and the operand that is x
+    turned: tuple[int, str]  # the second product, and the attribute that holds its constant
+    tensor: Ref  # x
+    joined: int
+    parts: tuple[tuple[int, bool], ...]  # slices of x, in their new order; is it negated?
+
+    @property
+    def reads(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (self.turned[0],)
+
+    def hooks(self, graph: Graph, saved: Callable[[int], Saved]) -> Iterator[Placed]:
+        found = self._moves(graph, saved)
+        if not found:
+            return
+        (dim, moves), (node, position) = found, self.plain
+        turned, name = self.turned
+        constant = getattr(saved(turned), name)
+        wide = constant.dim() >= -dim and constant.shape[dim] != 1
+
+        def add(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
+            s, made = incoming[0], grads[position]
+            if s is None or made is None:
+                return
+            for there, here, length, sign in moves:
+                factor = constant.narrow(dim, here, length) if wide else constant
+                made.narrow(dim, there, length).addcmul_(s.narrow(dim, here, length), factor, value=sign)
+
+        yield turned, BEFORE, _stop
+        yield node, AFTER, add
+
+    def _moves(self, graph: Graph, saved: Callable[[int], Saved]) -> tuple[int, list[tuple[int, int, int, int]]] | None:
+        """The dimension (from the end), and for each part: where it was, where it is now, how long it is, its sign."""
+        shape = output_sizes(graph.handles[self.tensor[0]], self.tensor[1])
+        rank = len(shape)
+        if graph.op(self.total).weights(saved(self.total)) != (1, 1):
+            return None
+        if list(shape) != list(output_sizes(graph.handles[self.total], 0)):
+            return None
+        dim = saved(self.joined).dim % rank
+        size, now, moves = shape[dim], 0, []
+        for node, negated in self.parts:
+            part = saved(node)
+            start, end = _within(part.start, size, 0), _within(part.end, size, size)
+            if part.dim % rank != dim or part.step != 1 or end <= start:
+                return None
+            moves.append((start, now, end - start, -1 if negated else 1))
+            now += end - start
+        return (dim - rank, moves) if now == size else None
+
+
+def _stop(grads: tuple[Tensor | None, ...]) -> Any:
+    return _STOP
+
+
+def _within(index: int | None, size: int, default: int) -> int:
+    """A slice's start or end as a place in the dimension."""
+    return default if index is None else min(max(index + size if index < 0 else index, 0), size)
+
+
+class Streams:
+    """Autograd hands tensors from one CUDA stream to another safely; what is carried past it must be waited for."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Tensor] = {}
+
+    def note(self, tensor: Tensor) -> None:
+        if tensor.is_cuda:
+            self.seen[torch._C._cuda_getCurrentRawStream(tensor.get_device())] = tensor
+
+    def wait(self, beside: Tensor) -> None:
+        """Wait, in the stream of the node that it is handed to."""
+        here = torch._C._cuda_getCurrentRawStream(beside.get_device()) if beside.is_cuda else 0
+        for stream, tensor in self.seen.items():
+            if stream != here:
+                torch.cuda.current_stream().wait_stream(torch.cuda.ExternalStream(stream, tensor.device))
+        self.seen.clear()
+
+
+# Where they are found -----------------------------------------------------------------------------------------------
+
+
+def find(graph: Graph, steps: Sequence[Step]) -> tuple[Shortcut, ...]:
+    """All shortcuts of a plan."""
+    site = _Site(graph, steps)
+    return (*site.selections(), *site.rotations(), *site.scalings())
+
+
+# Whose own backward hands something to an operand whenever something arrives.
+_ALWAYS = frozenset({
+    "Add", "Sub", "Mul", "Div", "Neg", "Mean", "Sum", "Mm", "Addmm", "Bmm", "Convolution", "NativeLayerNorm", "View", "UnsafeView",
+    "ReshapeAlias", "Expand", "Transpose", "T", "Permute", "Unsqueeze", "Squeeze", "Clone", "Alias", "ToCopy", "Slice", "Select",
+    "Index", "Cat", "Silu", "Gelu", "Relu", "Tanh",
+})  # fmt: skip
+
+
+class _Site:
+    """Where shortcuts are looked for."""
+
+    def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
+        self.graph, self.steps = graph, steps
+        self.known = {step.node: step for step in steps}
+        self.apart = {*graph.outputs, *graph.inputs}
+        self.uses: dict[Ref, list[Use]] = {}  # by tensor: where relevance comes from
+        for step in steps:
+            blocked = set(step.rule.blocks(step)) if step.reached else step.live
+            for position in step.live:
+                if position not in blocked:
+                    self.uses.setdefault(graph.operand(step.node, position), []).append((step.node, position))
+
+    def is_torchs(self, node: int) -> bool:
+        """Is it an operation of torch's own? Those are numbered; Python functions may bear the same name."""
+        return self.graph.types[node].__name__[-1].isdigit()
+
+    def native(self, node: int, name: str, rule: type) -> Step | None:
+        """The step, if it is such an operation whose own backward does all there is to do."""
+        step = self.known.get(node)
+        if step is None or step.name != name or not self.is_torchs(node):
+            return None
+        return step if step.reached and step.form == "s" and type(step.rule) is rule and not any(step.hooks) else None
+
+    def only_use(self, tensor: Ref) -> Use | None:
+        """The only place where relevance of a tensor comes from, if nobody asked for it."""
+        found = self.uses.get(tensor, ())
+        return found[0] if len(found) == 1 and tensor not in self.apart else None
+
+    def may_take_in(self, tensor: Ref) -> bool:
+        """Can a hook add to what arrives there? Not where it is asked for: that is noted before hooks are called."""
+        step = self.known.get(tensor[0])
+        return step is not None and step.form == "s" and tensor not in self.graph.inputs
+
+    def factor(self, step: Step, position: int | None) -> tuple[int, str, bool] | None:
+        """What a product multiplies one operand by, or a quotient divides it by: the node, the attribute, and does it divide?"""
+        divides = step.name == "Div"
+        if position is None or step.name not in ("Mul", "Div") or (divides and position != 0):
+            return None
+        name = step.op.keeps(1 - position, self.graph.edges[step.node]) if self.is_torchs(step.node) else None
+        return None if name is None else (step.node, name, divides)
+
+    def selections(self) -> Iterator[Selections]:
+        members: dict[Ref, list[int]] = {}
+        for step in self.steps:
+            if self.native(step.node, "Select", Move):
+                members.setdefault(self.graph.operand(step.node, 0), []).append(step.node)
+        for tensor, nodes in members.items():
+            alone = len(nodes) == sum(user in self.known for user, _ in self.graph.consumers[tensor])
+            if len(nodes) >= _FEW and alone and self.may_take_in(tensor):
+                yield Selections(tensor, tuple(nodes))
+
+    def scalings(self) -> Iterator[Scaling]:
+        roots = {node for node, _ in self.graph.outputs}
+        certain: set[Use] = set()  # along which relevance comes in any case: residual connections, up to an output
+        for step in self.steps:  # from the outputs down
+            found = self.scaling(step, certain)
+            if found is not None:
+                yield found
+                continue
+            arrives = step.node in roots or any(use in certain for use in self.uses.get((step.node, 0), ()))
+            if arrives and step.name in _ALWAYS and self.is_torchs(step.node) and step.form == "s":
+                certain.update((step.node, position) for position in step.live)
+
+    def scaling(self, step: Step, certain: set[Use]) -> Scaling | None:
+        if type(step.rule) is not SignalTakesAll or step.kind is not Kind.NORMALISE or not step.reached:
+            return None
+        factor = self.factor(step, step.signal)
+        if factor is None or step.form != "s" or step.multiply:
+            return None
+        assert step.signal is not None
+        top, factors = step, [factor]
+        while (use := self.only_use((top.node, 0))) is not None:
+            node, position = use
+            above = self.native(node, "ToCopy", Move)
+            if above is None:
+                above = self.native(node, "Mul", Gradient) or self.native(node, "Div", Gradient)
+                if above is None or above.kind is not Kind.SCALE or (factor := self.factor(above, position)) is None:
+                    break
+                factors.insert(0, factor)
+            top = above
+        bottom, tensor = step.node, self.graph.operand(step.node, step.signal)
+        while self.only_use(tensor) is not None and self.native(tensor[0], "ToCopy", Move):
+            bottom, tensor = tensor[0], self.graph.operand(tensor[0], 0)
+        beside = [use for use in self.uses[tensor] if use[0] != bottom]
+        if not self.may_take_in(tensor) or not any(use in certain for use in beside):
+            return None
+        return Scaling(top.node, tuple(factors), tensor, frozenset({step.node}))
+
+    def rotations(self) -> Iterator[Rotation]:
+        for step in self.steps:
+            if len(step.live) == 2 and self.native(step.node, "Add", Gradient):
+                found = self.rotation(step.node)
+                if found is not None:
+                    yield found
+
+    def made(self, tensor: Ref | None, name: str, rule: type) -> int | None:
+        """The node of that name which made a tensor for one use."""
+        if tensor is None or self.only_use(tensor) is None:
+            return None
+        return tensor[0] if self.native(tensor[0], name, rule) else None
+
+    def rotation(self, total: int) -> Rotation | None:
+        graph = self.graph
+        first, second = (self.made(ref, "Mul", Gradient) for ref in graph.edges[total])
+        if first is None or second is None:
+            return None
+        for plain, turned in ((first, second), (second, first)):
+            position, moved = self.known[plain].live[0], self.known[turned].live[0]
+            tensor, joined = graph.operand(plain, position), self.made(graph.operand(turned, moved), "Cat", Move)
+            constant = self.factor(self.known[turned], moved)
+            if joined is None or constant is None:
+                continue
+            parts = []
+            for ref in graph.edges[joined]:
+                negated = self.made(ref, "Neg", Gradient)
+                part = self.made(ref if negated is None else graph.operand(negated, 0), "Slice", Move)
+                if part is not None and graph.operand(part, 0) == tensor:
+                    parts.append((part, negated is not None))
+            if len(parts) == len(graph.edges[joined]):
+                return Rotation(total, (plain, position), constant[:2], tensor, joined, tuple(parts))
+        return None
