@@ -31,6 +31,14 @@ def _function_share(s: Tensor, g: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return slope * y * _sgn(rest) / (rest.abs() + 0.7 + EPS)
 
 
+def _bits(x: Tensor) -> Tensor:
+    return x.float().contiguous().view(torch.int32).long() & 0xFFFFFFFF
+
+
+def _number(bits: Tensor) -> Tensor:
+    return torch.where(bits < 1 << 31, bits, bits - (1 << 32)).int().view(torch.float32)
+
+
 def _share(s: Tensor, y: Tensor, *values: Tensor) -> Tensor:
     return s * y.clamp(-1e30, 1e30) / (sum(value.abs() for value in values) + EPS)
 
@@ -72,6 +80,11 @@ CASES = {
         lambda w, scale, var: (0.3 * (w * scale / (var + EPS).sqrt()).abs(), w + 0.3 * w.abs() * _sgn(scale)),
     ),
     "parts": ({"of_a": 0.25, "of_b": 0.3, "of_c": 0.5}, lambda a, b, c: (0.25 * a, 0.3 * b, 0.5 * c)),
+    "add_scaled": ({}, lambda g, s, weight, statistic: g + s * weight * statistic),
+    "add_scaled_wide": (
+        {},
+        lambda g, s, weight, low, high: g + s * weight * _number(_bits(high) | _bits(low) >> 16),
+    ),
     "add_signed": ({}, lambda g, more, x: g + _sgn(x) * more),
     "epsilon_absolute": (
         {"eps": EPS, "text": "* z"},
@@ -228,6 +241,7 @@ def _reference(name: str, text: str):
         "A": lambda x: x * 1.0 if isinstance(x, Tensor) else x, "fabs": abs, "erf": torch.erf, "tanh": torch.tanh,
         "exp": torch.exp, "rsqrt": torch.rsqrt, "where": torch.where, "isfinite": torch.isfinite,
         "fmax": lambda a, b: a.clamp(min=b), "fmin": lambda a, b: a.clamp(max=b),
+        "__float_as_uint": _bits, "__uint_as_float": _number,
     }  # fmt: skip
 
     def call(*tensors: Tensor, **numbers: float):
