@@ -30,7 +30,6 @@ from transformers import (
 )
 
 import dynamiclrp as dlrp
-from dynamiclrp import shortcuts
 from dynamiclrp.plan import Plan
 from models import gaussian, randomise
 from oracles import error
@@ -408,20 +407,22 @@ def test_nothing_outlives_a_call(name):
         gc.enable()
 
 
-def test_what_a_stopped_pass_leaves_behind(monkeypatch):
+def test_what_a_stopped_pass_leaves_behind():
     """Also where the pass ends in the middle, hooks are taken off."""
     model, x = own("scan")
     x.requires_grad_()
+    seen: list[Tensor] = []
+    model.inner.register_forward_hook(lambda module, args, output: seen.append(output))
     output = model(x)
     expected = torch.autograd.grad(output[:, 1].sum(), x, retain_graph=True)[0]
 
-    def fails(*args: object) -> Tensor:
+    def stop(grad: Tensor) -> None:  # the parts have been taken, and not put back
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(shortcuts, "_joined", fails)
-        with pytest.raises(KeyboardInterrupt):
-            dlrp.relevance(output, x, preset="attnlrp", retain_graph=True)
+    handle = seen[0].register_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        dlrp.relevance(output, x, preset="attnlrp", retain_graph=True)
+    handle.remove()
     assert torch.equal(torch.autograd.grad(output[:, 1].sum(), x)[0], expected)
 
 
@@ -429,3 +430,54 @@ def test_the_plan_says_how_many():
     model, x = own("norms")
     assert "2 shortcuts, " in str(dlrp.inspect(model, x, preset="attnlrp").plan)
     assert "shortcuts" not in str(dlrp.inspect(model, x, preset="dynamic").plan)
+
+
+# ---------------------------------------------------------------- on a GPU
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_on_a_gpu(name, dtype, without):
+    model, inputs = built(name, dtype)
+    model.cuda()
+    inputs = {key: value.cuda() if isinstance(value, Tensor) else value for key, value in inputs.items()}
+
+    def call(cuda_graph: bool = False):
+        explainer = dlrp.Explainer(model, "attnlrp", cuda_graph=cuda_graph)
+        return explainer(target=3, **inputs).relevances["inputs_embeds"].float().flatten()
+
+    expected = without(call)
+    for found in (call(), call(cuda_graph=True)):
+        if dtype is torch.float32:
+            assert error(found, expected) < 1e-4
+        else:
+            assert torch.corrcoef(torch.stack([found, expected]))[0, 1] > 0.999
+
+
+@cuda
+def test_what_other_streams_made_is_waited_for(without):
+    """The norm's branch runs beside the residual connection: what is carried past autograd's own hand-over must not be read early."""
+
+    class Beside(Norms):
+        def norm(self, x: Tensor, i: int) -> Tensor:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                made = super().norm(x, i)
+                for _ in range(20):  # its turn takes long
+                    made = made @ self.slow
+            torch.cuda.current_stream().wait_stream(stream)
+            made.record_stream(torch.cuda.current_stream())
+            return made
+
+    torch.manual_seed(0)
+    model, x = Beside("weighted").cuda().eval(), torch.randn(2, 20_000, 6, device="cuda")
+    model.slow = torch.linalg.qr(torch.randn(6, 6))[0].cuda()
+    explainer = dlrp.Explainer(model, "attnlrp")
+    expected = without(lambda: dlrp.explain(model, x, preset="attnlrp", target=1).relevance)
+    assert explainer(x, target=1).plan.shortcuts
+    for _ in range(20):
+        assert error(explainer(x, target=1).relevance, expected) < 1e-4

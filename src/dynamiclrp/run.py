@@ -59,7 +59,7 @@ def run(
             ours = ours and not retain_graph and watch is None
             short = watch is None and not batched and not values.regions
             for shortcut in plan.shortcuts if short else ():
-                for node, after, hook in shortcut.hooks(graph, values.saved):
+                for node, after, hook in shortcut.hooks(graph, values.saved, handles):
                     handle = graph.handles[node]
                     handles.append(handle.register_hook(hook) if after else handle.register_prehook(hook))
             for node, parts in plan.parted if watch is None else ():

@@ -36,8 +36,11 @@ class Shortcut:
     covers: frozenset[int] = frozenset()  # nodes whose rules it does as well
     reads: tuple[int, ...] = ()  # nodes of whose saved tensors it reads some
 
-    def hooks(self, graph: Graph, saved: Callable[[int], Saved]) -> Iterator[Placed]:
-        """Hooks for one pass; none, where shapes or numbers forbid it. `saved` gives what a node saved."""
+    def hooks(self, graph: Graph, saved: Callable[[int], Saved], handles: list[Any]) -> Iterator[Placed]:
+        """Hooks for one pass; none, where shapes or numbers forbid it.
+
+        `saved` gives what a node saved; `handles` takes those of hooks that are added on the way.
+        """
         raise NotImplementedError
 
 
@@ -49,10 +52,9 @@ class Selections(Shortcut):
     tensor: Ref
     members: tuple[int, ...]
 
-    def hooks(self, graph: Graph, saved: Callable[[int], Saved]) -> Iterator[Placed]:
+    def hooks(self, graph: Graph, saved: Callable[[int], Saved], handles: list[Any]) -> Iterator[Placed]:
         held: list[tuple[int, Tensor]] = []
         waiting = Streams()
-        late: list[Any] = []  # the hook that is added on the way
 
         def arrives(member: int) -> Hook:
             def before(grads: tuple[Tensor | None, ...]) -> Any:
@@ -64,7 +66,7 @@ class Selections(Shortcut):
                 if len(held) > 1:
                     return _STOP
                 # the first one goes through, so that something arrives below: nothing but a place
-                late.append(graph.handles[member].register_hook(_place))
+                handles.append(graph.handles[member].register_hook(_place))
                 return None
 
             return before
@@ -73,11 +75,9 @@ class Selections(Shortcut):
 
         def join(grads: tuple[Tensor | None, ...]) -> Any:
             place = grads[number]
-            for handle in late:
-                handle.remove()
             if place is None or not held:
                 return None
-            waiting.wait(place)
+            waiting.wait([part for _, part in held])
             parts = [(saved(member), part) for member, part in held]
             held.clear()
             return (*grads[:number], _joined(place, parts), *grads[number + 1 :])
@@ -129,7 +129,7 @@ class Scaling(Shortcut):
     def reads(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(node for node, _, _ in self.factors)
 
-    def hooks(self, graph: Graph, saved: Callable[[int], Saved]) -> Iterator[Placed]:
+    def hooks(self, graph: Graph, saved: Callable[[int], Saved], handles: list[Any]) -> Iterator[Placed]:
         factors = [(getattr(saved(node), name), divides) for node, name, divides in self.factors]
         held: list[Tensor] = []
         waiting = Streams()
@@ -149,7 +149,7 @@ class Scaling(Shortcut):
                 return None
             s, beside = held.pop(), grads[number]
             assert beside is not None, f"nothing came along the residual connection at {graph.where(node)}"
-            waiting.wait(beside)
+            waiting.wait([s])
             return (*grads[:number], _scaled(beside, s, factors), *grads[number + 1 :])
 
         yield node, BEFORE, give
@@ -188,7 +188,7 @@ class Rotation(Shortcut):
     def reads(self) -> tuple[int, ...]:  # type: ignore[override]
         return (self.turned[0],)
 
-    def hooks(self, graph: Graph, saved: Callable[[int], Saved]) -> Iterator[Placed]:
+    def hooks(self, graph: Graph, saved: Callable[[int], Saved], handles: list[Any]) -> Iterator[Placed]:
         found = self._moves(graph, saved)
         if not found:
             return
@@ -241,18 +241,20 @@ class Streams:
     """Autograd hands tensors from one CUDA stream to another safely; what is carried past it must be waited for."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, Tensor] = {}
+        self.seen: dict[int, torch.device] = {}
 
     def note(self, tensor: Tensor) -> None:
         if tensor.is_cuda:
-            self.seen[torch._C._cuda_getCurrentRawStream(tensor.get_device())] = tensor
+            self.seen[torch._C._cuda_getCurrentRawStream(tensor.get_device())] = tensor.device
 
-    def wait(self, beside: Tensor) -> None:
-        """Wait, in the stream of the node that it is handed to."""
-        here = torch._C._cuda_getCurrentRawStream(beside.get_device()) if beside.is_cuda else 0
-        for stream, tensor in self.seen.items():
-            if stream != here:
-                torch.cuda.current_stream().wait_stream(torch.cuda.ExternalStream(stream, tensor.device))
+    def wait(self, tensors: Sequence[Tensor]) -> None:
+        """Let the stream of the node that they are handed to wait for them."""
+        here = torch.cuda.current_stream(tensors[0].device) if self.seen else None
+        for stream, device in self.seen.items():
+            if here is not None and stream != here.cuda_stream:
+                here.wait_stream(torch.cuda.ExternalStream(stream, device))
+                for tensor in tensors:
+                    tensor.record_stream(here)
         self.seen.clear()
 
 
