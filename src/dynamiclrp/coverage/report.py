@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .check import Finding
+from .check import TOLERANCE, Finding
 from .paper import AGGREGATE, Architecture, Measured
 from .sweep import ZOOS, write
 
@@ -161,6 +161,7 @@ def summary_rows(findings: Sequence[Finding]) -> tuple[list[str], list[list[Any]
         "all nodes have rules",
         "finite",
         "repeats",
+        "= node by node",
         "batch = rows",
         "refused",
         "faults",
@@ -177,7 +178,8 @@ def summary_rows(findings: Sequence[Finding]) -> tuple[list[str], list[list[Any]
             [
                 zoo, len(some), len(built), sum(f.explained for f in built),
                 sum(f.coverage == 1.0 for f in built), sum(bool(f.finite) for f in built),
-                sum(bool(f.repeats) for f in built), f"{alike} of {len(tried)}", sum(bool(f.refusal) for f in built),
+                sum(bool(f.repeats) for f in built), sum(f.way_error is not None and f.way_error <= TOLERANCE for f in built),
+                f"{alike} of {len(tried)}", sum(bool(f.refusal) for f in built),
                 sum(bool(f.faults) for f in built),
             ]
         )  # fmt: skip
@@ -195,7 +197,7 @@ def write_zoo(folder: Path, findings: Sequence[Finding]) -> None:
         table(*summary_rows(findings)),
         f"{len(ops)} distinct operations carry relevance in them, {sum(f.live for f in built):,} live nodes in all. "
         "Each model is explained under `default` twice (the results must be equal), as a batch and row by row, with the "
-        "ledger, and once under `dynamic`. "
+        "ledger, which goes node by node without shortcuts or merged rules (the same result again), and once under `dynamic`. "
         f"Under `dynamic` {sum(f.dynamic == 'ok' for f in built)} are finite in float32"
         + (f", {more} more in float64." if (more := sum(f.dynamic.startswith("float64") for f in built)) else "."),
         "## Explained with a fault",
