@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dynamiclrp as dlrp
+from dynamiclrp.uploads import Uploads
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -107,9 +108,84 @@ def test_a_model_that_looks_at_its_values_cannot_be_captured_and_works_afterward
             return self.linear(x) * (1.0 if x.sum().item() > 0 else 2.0)
 
     model, x = Looks().cuda(), torch.randn(1, 4, device="cuda")
-    with pytest.raises(dlrp.CaptureError, match=r"Looks cannot be captured.*leave out cuda_graph"):
+    with pytest.raises(
+        dlrp.CaptureError, match=r"Looks cannot be captured.*at test_cuda_graph.py:\d+ .*leave out cuda_graph"
+    ):
         dlrp.Explainer(model, cuda_graph=True)(x)
     assert torch.isfinite(dlrp.explain(model, x).relevance).all()
+
+
+class Constants(nn.Module):
+    """Makes constants on the CPU in every call, in all the ways that models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        device = x.device
+        x = self.linear(x) * torch.tensor([1.0, 2.0, 3.0, 4.0], device=device) + torch.arange(4).to(device, x.dtype)
+        x = x * x.new_tensor([[0.5], [0.25]]) + torch.as_tensor([1, 0, 1, 0], device=device)
+        x = torch.where(x > 0, x, torch.tensor(0.125))
+        x = x[:, torch.tensor([3, 1, 0, 2])]
+        mask = torch.zeros(2, 4, device=device)
+        mask[:, 1:3] = torch.tensor([0.5, 0.75])
+        return x * (1 + mask) + torch.eye(4)[:2].double().to(x)
+
+
+def test_counting_what_is_copied_changes_nothing():
+    model, x = Constants().eval(), torch.randn(2, 4)
+    with Uploads():
+        found = dlrp.explain(model, x)
+    assert torch.equal(found.relevance, dlrp.explain(model, x).relevance)
+
+
+@gpu
+@pytest.mark.parametrize("preset", ["default", "dynamic"])
+def test_constants_from_the_cpu_are_part_of_the_graph(preset):
+    model = Constants().cuda().eval()
+    eager, graph = dlrp.Explainer(model, preset), dlrp.Explainer(model, preset, cuda_graph=True)
+    for _ in range(3):
+        x = torch.randn(2, 4, device="cuda")
+        junk = [torch.full((64,), 7.0).pin_memory() for _ in range(8)]  # nobody else may write where they are kept
+        torch.testing.assert_close(graph(x).relevance, eager(x).relevance)
+        del junk
+
+
+@gpu
+def test_a_model_that_predicts_otherwise_while_it_is_captured():
+    class Sees(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (2 if torch.cuda.is_current_stream_capturing() else 1)
+
+    model, x = Sees(4, 3).cuda(), torch.randn(1, 4, device="cuda")
+    graph = dlrp.Explainer(model, cuda_graph=True)
+    with pytest.raises(dlrp.CaptureError, match=r"Sees predicts otherwise as a CUDA graph.*leave out cuda_graph"):
+        graph(x)
+    assert not graph.captures
+
+
+@gpu
+def test_a_model_that_fails_while_it_is_captured():
+    class Fails(nn.Linear):
+        def forward(self, x):
+            if torch.cuda.is_current_stream_capturing():
+                raise ValueError("an attention mask of another size")
+            return super().forward(x)
+
+    model, x = Fails(4, 3).cuda(), torch.randn(1, 4, device="cuda")
+    wanted = r"Fails cannot be captured.*ValueError: an attention mask of another size at test_cuda_graph.py:\d+ "
+    with pytest.raises(dlrp.CaptureError, match=wanted):
+        dlrp.Explainer(model, cuda_graph=True)(x)
+    assert torch.isfinite(dlrp.explain(model, x).relevance).all()
+    assert dlrp.Explainer(nn.Linear(4, 3).cuda(), cuda_graph=True)(x).relevance.isfinite().all()
+
+
+@gpu
+def test_noise_is_no_reason_to_refuse():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(), nn.Linear(64, 3)).cuda()
+    with pytest.warns(dlrp.TrainingModeWarning):
+        assert dlrp.Explainer(model, cuda_graph=True)(torch.randn(8, 64, device="cuda")).relevance.isfinite().all()
 
 
 @gpu

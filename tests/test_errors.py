@@ -249,6 +249,17 @@ def test_a_target_for_a_single_score(net):
         dlrp.explain(model, gaussian(2, 6), target=2)
 
 
+@pytest.mark.parametrize("target", [None, 0, lambda y: y.sum(1)])
+def test_an_empty_output(net, target):
+    class FindsNothing(Mlp):
+        def forward(self, x):
+            return super().forward(x)[:, :0]
+
+    model = randomise(FindsNothing())
+    with refuses(dlrp.TargetError, "(2, 0)", "empty", "found nothing", model=model):
+        dlrp.explain(model, gaussian(2, 6), target=target)
+
+
 def test_a_callable_that_returns_a_number(net):
     with refuses(dlrp.TargetError, "float", "does not depend on the output", "lambda", model=net):
         dlrp.explain(net, gaussian(2, 6), target=lambda out: out[0, 1].item())

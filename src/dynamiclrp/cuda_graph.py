@@ -7,7 +7,10 @@ then the relevance.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,12 +21,14 @@ from .errors import CaptureError, LRPError
 from .forward import Call
 from .parameters import Inventory
 from .targets import Seed, Target, seed_for
+from .uploads import Uploads
 from .verdict import judge, largest
 
 if TYPE_CHECKING:
     from .explainer import Explainer
 
 _WARM_UPS = 2  # lazy initialisation, autotuning and the plan are done before the capture
+_DRIFT = 0.05  # of the largest score: beyond what rounding does in half types
 
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str], many: bool) -> tuple[Any, ...]:
@@ -75,11 +80,15 @@ class Captured:
             raise CaptureError("no tensor among the arguments: there is nothing to capture")
         stream = torch.cuda.Stream(self._inputs[0].device)
         stream.wait_stream(torch.cuda.current_stream())
+        predictions, self._uploads = [], Uploads()
         with call, torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                forward, plan = explainer.forward(call)
-                forward.relevance(plan, seed_for(forward.output, None))
+            for warm_up in range(_WARM_UPS):
+                with self._uploads if warm_up == _WARM_UPS - 1 else nullcontext():
+                    forward, plan = explainer.forward(call)
+                    forward.relevance(plan, seed_for(forward.output, None))
+                predictions.append(forward.output.detach().clone())
         del forward
+        self._uploads.reserve()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -89,24 +98,25 @@ class Captured:
                 self._capture(explainer, call, stream, many)
         except LRPError:
             raise
-        except RuntimeError as error:
+        except Exception as error:  # some models go another way, and wrong, where they see that they are captured
             _end_capture(stream)
             raise CaptureError(
-                f"{type(explainer.model).__name__} cannot be captured as a CUDA graph: {str(error).splitlines()[0]} "
-                "(the model moves numbers between GPU and CPU, or does other work that a graph cannot hold, while it runs). "
+                f"{type(explainer.model).__name__} cannot be captured as a CUDA graph: {_cause(error)} "
+                "(the model moves numbers from the GPU to the CPU, or does other work that a graph cannot hold, while it runs). "
                 "Remedy: leave out cuda_graph."
             ) from error
         self.memory = torch.cuda.memory_reserved() - reserved  # bytes
+        self._compare(type(explainer.model).__name__, *predictions)
 
     def _capture(self, explainer: Explainer, call: Call, stream: torch.cuda.Stream, many: bool) -> None:
         self._forward, self._relevance = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(self._forward, pool=pool, stream=stream):
+        with torch.cuda.graph(self._forward, pool=pool, stream=stream), self._uploads:
             forward, self.plan = explainer.forward(call)
             self._seed = seed_for(forward.output, None)  # that of the default target; others are copied into it
         # where the GPU says how large the relevance of each input is: read without one more copy
         self._largest = torch.empty(len(forward.graph.inputs), pin_memory=True)
-        with torch.cuda.graph(self._relevance, pool=pool, stream=stream):
+        with torch.cuda.graph(self._relevance, pool=pool, stream=stream), self._uploads:
             # several targets share one forward pass: its values must stay
             found = forward.relevance(self.plan, self._seed, retain_graph=many)
             self._shown = forward.shown(found)
@@ -115,6 +125,15 @@ class Captured:
         # held, so that a replay never reads memory that was given back
         self._weights = _weights(call.inventory)
         self._addresses = [tensor.data_ptr() for tensor in self._weights]
+
+    def _compare(self, name: str, first: Tensor, second: Tensor) -> None:
+        """Refuse a model that predicts otherwise where it sees that it is captured, or counts its calls."""
+        self._forward.replay()
+        if _drift(first, second) < _DRIFT and not _drift(self._output, second) < _DRIFT:
+            raise CaptureError(
+                f"{name} predicts otherwise as a CUDA graph (by {_drift(self._output, second):.0e} of its largest score): it goes "
+                "another way where it sees that it is captured, or changes from call to call. Remedy: leave out cuda_graph."
+            )
 
     def fits(self, inventory: Inventory) -> bool:
         """Are the model's weights where they were captured?"""
@@ -161,6 +180,29 @@ class Captured:
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(value.shape)) for value in self._inputs)
         return f"Captured({shapes}; {self.memory / 2**20:.0f} MiB)"
+
+
+def _drift(found: Tensor, expected: Tensor) -> float:
+    """The largest difference of two predictions, relative; what is infinite in both (a mask) counts as equal."""
+    if found.shape != expected.shape:
+        return torch.inf
+    differs = torch.where(found == expected, 0, found - expected)
+    return float(differs.abs().max() / expected.nan_to_num(0, 0, 0).abs().max().clamp_min(1e-30))
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong first, and where in the model: what ends a failed capture complains once more."""
+    while isinstance(error.__context__, RuntimeError) or (error.__context__ is not None and _ends_a_capture(error)):
+        error = error.__context__
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    text = (str(error).splitlines() or ["no message"])[0]
+    return f"{type(error).__name__}: {text}{where}"
+
+
+def _ends_a_capture(error: BaseException) -> bool:
+    return Path(traceback.extract_tb(error.__traceback__)[-1].filename) == Path(torch.cuda.graphs.__file__)
 
 
 def _end_capture(stream: torch.cuda.Stream) -> None:

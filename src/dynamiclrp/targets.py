@@ -49,6 +49,10 @@ def unwrap(output: Any) -> Tensor:
 
 def seed_for(output: Tensor, target: Target) -> Seed:
     """The chosen scores keep their own value as relevance, all else has none."""
+    if not output.numel():
+        raise TargetError(
+            f"the output of shape {tuple(output.shape)} is empty: there is no score to explain (a detector that found nothing?)"
+        )
     if callable(target):
         return _from_callable(output, target)
     if isinstance(target, Tensor) and target.is_floating_point():

@@ -138,11 +138,13 @@ def _explain_dynamic(case: Case) -> dlrp.Attribution:
     try:
         return dlrp.explain(case.model, **case.inputs, preset="dynamic")
     except dlrp.ZeroOutputError:
-        return dlrp.explain(case.model, **case.inputs, preset="dynamic", target=_all_of_it)
+        return dlrp.explain(case.model, **case.inputs, preset="dynamic", target=all_of_it)
 
 
 def in_double(case: Case) -> Case:
     """A copy of the case in float64."""
+    with torch.no_grad():  # what some models keep of their last run can only be copied if it has no graph
+        case.model(**case.inputs)
     inputs: dict[str, Any] = {
         name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in case.inputs.items()
@@ -163,7 +165,7 @@ def _check(case: Case, finding: Finding) -> None:
     try:
         first = explainer(**case.inputs)
     except dlrp.ZeroOutputError:  # the place that is explained by default holds a zero: explain the output as a whole
-        target = _all_of_it
+        target = all_of_it
         first = explainer(**case.inputs, target=target)
     finding.explained, finding.finite = True, _finite(first.relevances)
     torch.manual_seed(0)
@@ -175,7 +177,7 @@ def _check(case: Case, finding: Finding) -> None:
             _rows_in_double(case, finding, target)
     torch.manual_seed(0)
     watched = explainer(**case.inputs, target=target, ledger=True)
-    finding.way_error = _difference(first, watched)
+    finding.way_error = difference(first, watched)
     if finding.way_error > TOLERANCE:
         finding.way_error = _ways_in_double(case, target, finding.way_error)
     book = watched.ledger
@@ -217,11 +219,11 @@ def _has_path(case: Case) -> bool:
     return any(g is not None for g in found)
 
 
-def _all_of_it(output: Tensor) -> Tensor:
+def all_of_it(output: Tensor) -> Tensor:
     return output.reshape(len(output), -1).sum(1) if output.dim() else output
 
 
-def _difference(one: dlrp.Attribution, other: dlrp.Attribution) -> float:
+def difference(one: dlrp.Attribution, other: dlrp.Attribution) -> float:
     """Of two relevances, relative to the largest."""
     return max(
         float((one.relevances[name] - relevance).abs().max()) / max(float(relevance.abs().max()), 1e-12)
@@ -240,7 +242,7 @@ def _ways_in_double(case: Case, target: Any, in_single: float) -> float:
             found.append(explainer(**exact.inputs, target=target, ledger=ledger))
     except Exception:
         return in_single
-    return _difference(*found)
+    return difference(*found)
 
 
 def _rows_in_double(case: Case, finding: Finding, target: Any) -> None:

@@ -73,51 +73,67 @@ def sweep(
     models: Iterable[tuple[str, str]], timeout: float, *, recycle: int = 100, threads: int = 1
 ) -> Iterator[Finding]:
     """Findings of (zoo, name) pairs in their order. A model that crashes or hangs its worker is a finding too."""
-    worker = Worker(threads)
+    worker = Worker(_found, threads)
     try:
         for done, (zoo_name, name) in enumerate(models):
             if done and done % recycle == 0:
                 worker.stop()
-            yield worker.ask(zoo_name, name, timeout)
+            try:
+                yield Finding.from_dict(worker.ask(zoo_name, name, timeout))
+            except WorkerLost as lost:
+                if lost.built:
+                    yield Finding(zoo_name, name, built=True, error=f"WorkerError: {lost}")
+                else:
+                    yield Finding(zoo_name, name, why_not_built=str(lost))
     finally:
         worker.stop()
 
 
-class Worker:
-    """A process that examines models, started when needed and again after it died."""
+def _found(zoo_name: str, name: str, built: Callable[[], None]) -> dict[str, Any]:
+    return examine(zoo_name, name, built).to_dict()
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+
+class WorkerLost(Exception):
+    """A worker crashed or hung: why, and was its model built by then?"""
+
+    def __init__(self, reason: str, built: bool) -> None:
+        super().__init__(reason)
+        self.built = built
+
+
+class Worker:
+    """A process that does something with one model after the other, started when needed and again after it died.
+
+    `what` takes a zoo, a name and what to call when the model is built, and returns plain data.
+    """
+
+    def __init__(self, what: Callable[[str, str, Callable[[], None]], dict[str, Any]], threads: int) -> None:
+        self.what, self.threads = what, threads
         self.process: Any = None
         self.pipe: Any = None
         self.stage: Any = None  # shared with the process: how far it got
 
-    def ask(self, zoo_name: str, name: str, timeout: float) -> Finding:
+    def ask(self, zoo_name: str, name: str, timeout: float) -> dict[str, Any]:
+        """What it found out about a model."""
         if self.process is None or not self.process.is_alive():
             self._start()
         self.pipe.send((zoo_name, name))
         try:
             if self.pipe.poll(timeout):
-                return Finding.from_dict(self.pipe.recv())
+                return self.pipe.recv()
             reason = f"took longer than {timeout:.0f} s"
         except (EOFError, ConnectionError):
             self.process.join(5)
             reason = f"the worker process died (exit code {self.process.exitcode})"
-        stage = self._stage
+        built = self.stage.value == b"built"
         self.stop()
-        if stage == "built":
-            return Finding(zoo_name, name, built=True, error=f"WorkerError: {reason}")
-        return Finding(zoo_name, name, why_not_built=reason)
-
-    @property
-    def _stage(self) -> str:
-        return self.stage.value.decode()
+        raise WorkerLost(reason, built)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.stage = context.Array("c", 16)
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.stage, self.threads), daemon=True)
+        self.process = context.Process(target=_serve, args=(self.what, theirs, self.stage, self.threads), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -131,7 +147,7 @@ class Worker:
         self.process = None
 
 
-def _serve(pipe: Any, stage: Any, threads: int) -> None:
+def _serve(what: Callable[..., dict[str, Any]], pipe: Any, stage: Any, threads: int) -> None:
     import signal
 
     import torch
@@ -146,9 +162,9 @@ def _serve(pipe: Any, stage: Any, threads: int) -> None:
         while True:
             zoo_name, name = pipe.recv()
             stage.value = b"building"
-            finding = examine(zoo_name, name, built)
+            found = what(zoo_name, name, built)
             gc.collect()
-            pipe.send(finding.to_dict())
+            pipe.send(found)
 
 
 def by_zoo(only: str | None, match: Callable[[str], bool], limit: int | None) -> list[tuple[str, str]]:
