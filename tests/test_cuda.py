@@ -13,9 +13,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 @pytest.fixture(autouse=True)
-def exact(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def exact():
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    yield
+    for backend, allowed in zip(backends, before):
+        backend.allow_tf32 = allowed
 
 
 class Last(nn.Module):
@@ -89,6 +94,20 @@ def test_every_preset(preset):
     torch.testing.assert_close(here.cpu(), there, rtol=1e-3, atol=2e-5 * scale)
     again = dlrp.Explainer(model, preset, cuda_graph=True)(x.cuda(), target=1).relevance
     torch.testing.assert_close(again, here, rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "epsilon-gamma-box"])
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_norm_that_is_one_node_only_there(affine, preset):
+    torch.manual_seed(0)
+    norm = nn.RMSNorm(6, elementwise_affine=affine)
+    model, x = nn.Sequential(nn.Linear(5, 6), norm, nn.Linear(6, 3)).double(), torch.randn(2, 4, 5).double()
+    if affine:
+        nn.init.normal_(norm.weight)
+    there = dlrp.explain(model, x, preset=preset, target=lambda y: y.sum((1, 2)))
+    here = dlrp.explain(model.cuda(), x.cuda(), preset=preset, target=lambda y: y.sum((1, 2)))
+    assert "FusedRmsNorm" in {step.name for step in here.plan.steps} - {step.name for step in there.plan.steps}
+    torch.testing.assert_close(here.relevance.cpu(), there.relevance)
 
 
 @pytest.mark.parametrize("preset", ["attnlrp", "default", "gamma", "dynamic"])

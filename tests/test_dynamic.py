@@ -512,6 +512,46 @@ def test_the_papers_identity_for_functions_is_an_override_away():
     assert error(r, seed) < TOLERANCE
 
 
+# ---------------------------------------------------------------- a norm that is one node on a GPU
+
+
+class OneNodeNorm(torch.autograd.Function):
+    """RMSNorm over the last dimension, as torch's kernel on a GPU saves it."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        r = (x.square().mean(-1, keepdim=True) + 1e-2).rsqrt()
+        ctx.save_for_backward(x, r, weight)
+        return x * r if weight is None else x * r * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.zeros_like(grad), None  # the rule has its own
+
+
+@pytest.mark.parametrize("zeros", [False, True], ids=["", "a row of zeros"])
+@pytest.mark.parametrize("pooled", [False, True], ids=["coefficients", "relevance"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rms_norm_is_the_same_in_one_node_and_written_out(weighted, pooled, zeros):
+    x, weight = gaussian(2, 3, 4, 8, seed=31), gaussian(8, seed=33) if weighted else None
+    x[0, 1] *= 0 if zeros else 1
+
+    def explained(norm):
+        leaf_ = x.clone().requires_grad_()
+        y = norm(leaf_)
+        y = functional.adaptive_avg_pool2d(y, 2) if pooled else y  # hands down R, not s
+        return dlrp.relevance(y, leaf_, seed=y.detach() * gaussian(*y.shape, seed=32), preset="dynamic")[0]
+
+    dlrp.register("OneNodeNormBackward", "normalise", root=lambda n: n.tensors)
+    try:
+        found = explained(lambda x: OneNodeNorm.apply(x, weight))
+    finally:
+        del dlrp.ops.OPS["OneNodeNormBackward"]
+    expected = explained(lambda x: functional.rms_norm(x, (8,), weight, 1e-2))
+    assert expected.isfinite().all() and expected.abs().max() > 0.1
+    assert error(found, expected) < TOLERANCE
+
+
 # ---------------------------------------------------------------- one operation at a time
 
 A, B = gaussian(3, 4, seed=11), gaussian(3, 4, seed=12)

@@ -134,7 +134,7 @@ row("NativeGroupNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("
     absent=lambda signature: () if signature[0] else (1, 2),
     forward=lambda n, x, w=None, b=None: F.group_norm(x, n.group, w, b, n.eps))  # fmt: skip
 row("FusedRmsNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
-    fixed=_rms_norm_fixed, blank=("input",))  # fmt: skip
+    fixed=_rms_norm_fixed, root=lambda n: n.several(("input", "result1", "weight")), blank=("input",))  # fmt: skip
 for _names in (
     "NativeBatchNormBackward0 CudnnBatchNormBackward0 MiopenBatchNormBackward0",
     "NativeBatchNormLegitBackward0 NativeBatchNormLegitBackward1 NativeBatchNormLegitNoTrainingBackward0",

@@ -81,6 +81,8 @@ class Op:
         None  # for s times that: a kernel (fused.py), and what it takes beside s
     )
     fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
+    # those that multiply x by the inverse of its root mean square: saved → x, that number for each row, and the weight
+    root: Callable[[Any], tuple[Tensor, Tensor, Tensor | None]] | None = None
     blank: tuple[str, ...] = ()  # the same by its own backward: the attributes that it has to find zeros in
     weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
     views: bool = False  # movement: forward and undo never copy

@@ -3,7 +3,7 @@
 from .base import OUT, Gradient, Grads, Move, Nothing, Rule
 from .first import Box, Flat, WSquare
 from .linear import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
-from .passing import Affine, Attention, Carry, Folded, FunctionShare, Identity, PassScale, ScaleFixed
+from .passing import Affine, Attention, Carry, Folded, FunctionShare, Identity, NormShare, PassScale, ScaleFixed
 from .shares import AbsoluteShare, Parted, ProductShare, SignalTakesAll, Split, Uniform, UniformPool, Whole
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Identity",
     "LinearRule",
     "Move",
+    "NormShare",
     "Nothing",
     "Parted",
     "PassScale",

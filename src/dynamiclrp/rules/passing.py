@@ -150,6 +150,48 @@ class FunctionShare(Identity):
 
 
 @dataclass(frozen=True)
+class NormShare(Identity):
+    """The identity rule, but an RMSNorm in one node, as on a GPU, is what it is elsewhere: y = w · x · r, with r = 1/rms(x).
+
+    The factors take |x| / (|x| + |r| + eps) and |r| / (|x| + |r| + eps), and r hands its own to the x² it is made of:
+    R_x = R · |x| / (|x| + |r| + eps) + x²/Σx² · Σ R · |r| / (|x| + |r| + eps).
+    """
+
+    composites: bool = False
+    eps: float = 1e-11
+
+    kinds = frozenset({"normalise"})
+
+    def needs(self, step: Step) -> Iterable[int]:
+        return () if step.op.root is not None else super().needs(step)
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        if here.op.root is None:
+            return super().after(here, grads, s)
+        return _first_only(grads, self._shares(here.step, here.saved, s))
+
+    def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
+        return super().direct(step) if step.op.root is None else partial(self._shares, step)
+
+    def _shares(self, step: Step, saved: Saved, s: Tensor) -> Tensor:
+        assert step.op.root is not None
+        x, r, weight = step.op.root(saved)
+        x, given = x.to(r.dtype), s.to(r.dtype)
+        magnitude = x.abs()
+        if step.form == "R":
+            unit = given / (magnitude + r + usable(self.eps, r))
+            through, part = reduce_to(unit, r.shape) * r, x * x
+            return magnitude * unit + part / reduce_to(part, r.shape).clamp_min(usable(self.eps, r)) * through
+        given = given if weight is None else given * weight
+        unit = given * r / (magnitude + r + usable(self.eps, r))
+        through = reduce_to(unit * x, r.shape) * r
+        return magnitude * unit + x * (through / reduce_to(x * x, r.shape).clamp_min(usable(self.eps, r)))
+
+    def conserves(self, step: Step) -> bool:
+        return step.op.root is not None and step.live == (0,)
+
+
+@dataclass(frozen=True)
 class ScaleFixed(Rule):
     """Normalisation with its scale statistic held constant: the mean stays, the standard deviation takes nothing."""
 
