@@ -24,15 +24,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dynamiclrp as dlrp
 import methods
+from dynamiclrp.collector import paused_collector
 from dynamiclrp.explainer import Plans
 from dynamiclrp.forward import graph_of
+from dynamiclrp.targets import unwrap
 from dynamiclrp.timing import measure
 from models import build
 
 MODEL = "Llama-3.2-1B bf16, 512 tokens"
+LLAMA, STACK = "Llama-3.2-1B, 512 tokens", "residual blocks"  # whose graphs are planned
 
 
 def point(device: str, batch: int, tokens: int, layers: int, preset: str) -> dict[str, Any]:
@@ -83,34 +87,44 @@ class Stack(nn.Module):
         return x.sum(-1)
 
 
-def planned(preset: str, blocks: int) -> dict[str, Any]:
-    """Milliseconds of capture, first plan and cached plan of one graph."""
-    model = Stack(blocks).eval()
-    for name, parameter in model.named_parameters():
+def to_plan(what: str, preset: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """An output and the input that it is to be explained by: of so many blocks, or of Llama at its published size."""
+    if what == LLAMA:
+        model, inputs = build(what, 1, "cpu", tokens=8)
+        x = inputs["inputs_embeds"].requires_grad_()
+        with sdpa_kernel(SDPBackend.MATH):  # as float32 attends on a GPU
+            return unwrap(model(**inputs)), x
+    stack, x = Stack(int(what)).eval(), torch.randn(1, 2, 4, requires_grad=True)
+    for name, parameter in stack.named_parameters():
         parameter.requires_grad_(name.endswith("bias") or preset == "dynamic")
-    x = torch.randn(1, 2, 4, requires_grad=True)
-    output, rules = model(x), dlrp.preset(preset)
+    return stack(x), x
+
+
+def planned(preset: str, what: str) -> dict[str, Any]:
+    """Milliseconds of capture, first plan and cached plan of one graph."""
+    (output, x), rules = to_plan(what, preset), dlrp.preset(preset)
     times: dict[str, list[float]] = {"capture": [], "first plan": [], "cached plan": []}
     for _ in range(3):
-        cache, start = Plans(), time.perf_counter()
-        graph = graph_of([output], [x])
-        captured = time.perf_counter()
-        cache.get(graph, rules)
-        planned = time.perf_counter()
-        cache.get(graph_of([output], [x]), rules)
-        end = time.perf_counter()
+        with paused_collector():  # as in every explanation
+            cache, start = Plans(), time.perf_counter()
+            graph = graph_of([output], [x])
+            captured = time.perf_counter()
+            cache.get(graph, rules)
+            planned = time.perf_counter()
+            cache.get(graph_of([output], [x]), rules)
+            end = time.perf_counter()
         for label, seconds in zip(times, (captured - start, planned - captured, end - planned)):
             times[label].append(1000 * seconds)
     medians = {label: round(statistics.median(values), 2) for label, values in times.items()}
-    return {"preset": preset, "nodes": len(graph)} | medians
+    return {"preset": preset, "graph": what if what == LLAMA else STACK, "nodes": len(graph)} | medians
 
 
 def plans() -> list[dict[str, Any]]:
     """Each in a process of its own: torch may overflow the stack when a graph of 50,000 nodes is freed."""
     rows = []
     for preset in ("attnlrp", "dynamic"):
-        for blocks in (40, 150, 600, 2400, 5600):
-            command = [sys.executable, __file__, "--planned", preset, str(blocks)]
+        for what in (LLAMA, "40", "150", "600", "2400", "5600"):
+            command = [sys.executable, __file__, "--planned", preset, what]
             rows.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
             print("plan", json.dumps(rows[-1]), flush=True)
     return rows
@@ -125,7 +139,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.planned:
-        print(json.dumps(planned(options.planned[0], int(options.planned[1]))), flush=True)
+        print(json.dumps(planned(*options.planned)), flush=True)
         os._exit(0)  # without freeing the graph
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
