@@ -1,16 +1,18 @@
 """The paper's fifteen architectures on the GPU against the CPU: the same relevance within precision.
 
     python bench/architectures.py [--json results.json] [--only Mamba-130m]
+    python bench/architectures.py --device cpu [--json results.json]          # bf16 alone
 
 For each: float32 on the CPU, and float32 and bf16 on the GPU, in torch's own choice of attention and with each backend forced.
 Prints the largest error relative to the largest relevance, and Spearman's rank correlation per input; beside it the same
-for gradient x input, which shows what the model itself loses. `--only` (several, comma-separated) renews rows of the file.
+for gradient x input and the prediction, which show what the model itself loses. `--only` (several, comma-separated) renews rows of the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
@@ -58,15 +60,17 @@ def some_scores(output: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    there = options.device
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     results: dict[str, Any] = json.loads(options.json.read_text()) if options.only and options.json.exists() else {}
     results |= {
         "date": date.today().isoformat(),
-        "machine": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        "machine": torch.cuda.get_device_name() if there == "cuda" else f"{torch.get_num_threads()} CPU cores",
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
     }
     wanted = options.only.split(",") if options.only else [a.name for a in architectures()]
     for architecture in architectures():
@@ -86,16 +90,17 @@ def main() -> None:
             ) -> Any:
                 return dlrp.explain(model, **moved(inputs, device, dtype), target=some_scores, preset=preset)
 
-            truth = relevance("attnlrp", "cpu", torch.float32).relevance
+            exact = relevance("attnlrp", "cpu", torch.float32)
+            truth = exact.relevance
             gradient = relevance("gradient", "cpu", torch.float32).relevance
             row: dict[str, Any] = {}
-            for dtype in (torch.float32, torch.bfloat16):
-                model = model.to("cuda", dtype)
-                for label, backend in BACKENDS.items():
+            for dtype in (torch.float32, torch.bfloat16) if there == "cuda" else (torch.bfloat16,):
+                model = model.to(there, dtype)
+                for label, backend in BACKENDS.items() if there == "cuda" else [("", None)]:
                     key = str(dtype).removeprefix("torch.") + (f", {label}" if label else "")
                     try:
                         with sdpa_kernel(backend) if backend is not None else nullcontext():
-                            a = relevance("attnlrp", "cuda", dtype)
+                            a = relevance("attnlrp", there, dtype)
                     except RuntimeError as failure:  # a backend serves only some shapes and dtypes
                         if "No available kernel" not in str(failure):
                             raise
@@ -104,15 +109,17 @@ def main() -> None:
                     row[key] = {
                         "error": error(a.relevance, truth),
                         "rank correlation": round(rank_correlation(a.relevance, truth), 4),
+                        "prediction's error": error(a.prediction, exact.prediction),
                         "attention": sorted({s.name for s in a.plan.steps if str(s.kind) in ("attention", "weights")}),
                     }
-                plain = relevance("gradient", "cuda", dtype).relevance
+                plain = relevance("gradient", there, dtype).relevance
                 row[str(dtype).removeprefix("torch.")] |= {
                     "gradient's error": error(plain, gradient),
                     "gradient's rank correlation": round(rank_correlation(plain, gradient), 4),
                 }
             del model, relevance
-            torch.cuda.empty_cache()
+            if there == "cuda":
+                torch.cuda.empty_cache()
         except Exception as failure:  # one architecture must not hide the others
             row = {"failed": f"{type(failure).__name__}: {failure}"[:300]}
         results[architecture.name] = row

@@ -140,6 +140,21 @@ def test_counting_what_is_copied_changes_nothing():
     assert torch.equal(found.relevance, dlrp.explain(model, x).relevance)
 
 
+def test_what_is_kept_for_a_graph_has_its_layout_and_a_place_of_its_own():
+    uploads = Uploads()
+    uploads._memory = torch.empty(4096, dtype=torch.uint8)
+    tensors = [
+        torch.randn(3, 4).T, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(1, 5).expand(4, 5),
+        torch.tensor(2.5, dtype=torch.float64), torch.arange(7)[::2], torch.tensor([True, False]), torch.empty(0, 3),
+    ]  # fmt: skip
+    held = [uploads._pinned(tensor) for tensor in tensors]  # one after the other
+    for tensor, kept in zip(tensors, held):
+        assert torch.equal(kept, tensor) and kept.dtype == tensor.dtype
+        assert kept.stride() == tensor.clone().stride()
+    with pytest.raises(dlrp.CaptureError, match=r"over 4,096 bytes.*leave out cuda_graph"):
+        uploads._pinned(torch.zeros(4096))
+
+
 @gpu
 @pytest.mark.parametrize("preset", ["default", "dynamic"])
 def test_constants_from_the_cpu_are_part_of_the_graph(preset):

@@ -74,7 +74,9 @@ class Uploads(TorchDispatchMode):
                 f"the model copies over {len(self._memory):,} bytes from the CPU to the GPU while it is captured, more than twice "
                 "of what it did before. Remedy: leave out cuda_graph."
             )
-        return self._memory[start : start + size].view(source.dtype).view(source.shape).copy_(source)
+        strides = torch.empty_like(source, device="meta").stride()  # those that a copy keeps
+        held = self._memory[start : start + size].view(source.dtype)
+        return held.as_strided(source.shape, strides).copy_(source)
 
 
 class _Factories(TorchFunctionMode):
