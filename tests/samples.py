@@ -130,6 +130,9 @@ sample("PreluKernelBackward0", signed((2, 3, 4), (3,)), F.prelu, "one slope a ch
        operands=lambda x, w: (x, w.reshape(1, 3, 1)))  # fmt: skip
 sample("HardtanhBackward0", X, F.hardtanh)
 sample("HardtanhBackward0", X, lambda x: F.relu6(5 * x), "relu6", operands=lambda x: (5 * x,))
+sample("HardtanhBackward0", X, lambda x: F.hardtanh(x, -0.2, 0.5), "of two bounds")
+sample("HardtanhBackward0", X, lambda x: F.hardtanh(x, -2, 0), "not positive")
+sample("HardtanhBackward0", X, lambda x: F.hardtanh(x, 0.1, 0.9), "positive")
 sample("EluBackward0", X, lambda x: F.elu(x, 0.7))
 sample("EluBackward0", X, F.selu, "selu")
 sample("CeluBackward0", X, lambda x: F.celu(x, 0.8))

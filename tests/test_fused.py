@@ -62,6 +62,10 @@ CASES = {
     "gelu": ({}, lambda s, x: s * 0.5 * (1 + torch.erf(x * 0.5**0.5))),
     "gelu_tanh": ({}, lambda s, x: s * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))),
     "silu": ({}, lambda s, x: s * torch.sigmoid(x)),
+    "hardtanh": (
+        {"low": -0.5, "high": 0.25, "slope": 0.75},
+        lambda s, x: torch.where(x == 0, 0.75 * s, s * x.clamp(-0.5, 0.25) / x),
+    ),
     "identity": ({"eps": 1e-2}, lambda s, x, y: s * y / (x + 1e-2 * _sgn(x))),
     "identity_limit": ({}, lambda s, x, y, g: torch.where(x == 0, g, s * y / torch.where(x == 0, 1, x))),
     "layer_norm": ({}, lambda x, mean, rstd, weight, bias: (x - mean) * rstd * weight + bias),
@@ -132,7 +136,7 @@ for _suffix, _numbers, _bias in (
     _what = {"plus": 1e-3, "text": "* z", **_numbers}
     CASES |= {
         f"gamma{_suffix}": (_what, lambda s, z, q, *b, bias=_bias: _gamma(s, z, q + bias(*b) + 1e-3)),
-        f"gamma_positive{_suffix}": (_what, lambda s, z, q, *b, bias=_bias: s * z / (z + q + bias(*b) + 1e-3)),
+        f"gamma_positive{_suffix}": (_what, lambda s, z, q, *b, bias=_bias: s * z / (z.abs() + q + bias(*b) + 1e-3)),
         f"zplus{_suffix}": (_what, lambda s, z, q, *b, bias=_bias: s * z / ((z + q + bias(*b)).clamp(min=0) + 1e-3)),
     }
 
@@ -141,7 +145,7 @@ def _normed(z: Tensor, b: Tensor, mean: Tensor, scale: Tensor, var: Tensor) -> T
     return (z - mean) * scale / (var + EPS).sqrt() + b
 
 
-for _rule in ("gamma", "zplus"):  # of what goes into the batch norm
+for _rule in ("gamma", "gamma_positive", "zplus"):  # of what goes into the batch norm
     _what, _of_output = CASES[f"{_rule}_folded"]
     CASES[f"{_rule}_normed"] = (_what, lambda s, z, q, *b, made=_of_output: made(s, _normed(z, *b), q, *b))
 
@@ -156,7 +160,7 @@ def operands(name: str, dtype: torch.dtype, device: str) -> list[Tensor]:
     made = {n: torch.randn(3, 5, 64, generator=generator, dtype=torch.float64) for n in FORMULAS[name].operands.split()}
     if name.startswith("gamma_positive"):
         made["z"] = made["z"].abs()
-    if name in ("function_share", "identity_limit"):
+    if name in ("function_share", "identity_limit", "hardtanh"):
         made["x"].view(-1)[3:5] = torch.tensor([0.0, 1e-5])
     if "total" in made:
         made["total"] = made["total"].abs() + 0.1
@@ -295,9 +299,10 @@ class Net(nn.Module):
         self.third, self.fourth, self.fifth = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
         self.free = nn.BatchNorm2d(8, affine=False)
         self.branch, self.unrectified = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.sixth, self.capped = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
         self.linear, self.gate, self.layer = nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.LayerNorm(8)
         self.group, self.head = nn.GroupNorm(2, 8), nn.Linear(8, 5)
-        for norm in (self.norm, self.second, self.free, self.fourth, self.unrectified):
+        for norm in (self.norm, self.second, self.free, self.fourth, self.unrectified, self.capped):
             nn.init.uniform_(norm.running_var, 0.5, 2)
             nn.init.normal_(norm.running_mean)
             if norm.affine:
@@ -307,6 +312,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.conv(x)))
         x = F.relu(self.fifth(F.relu(self.fourth(self.third(x)))))
+        x = F.hardtanh(self.capped(self.sixth(x)), 0.0, 0.5)
         x = x + self.unrectified(self.branch(x))
         x = x + self.free(self.second(self.biased(x)))
         x = self.group(x)
@@ -376,8 +382,8 @@ def test_rules_are_the_same_with_kernels(preset, kernels, monkeypatch):
     for one in with_kernels:
         torch.testing.assert_close(one, plain, rtol=1e-9, atol=1e-12)
     expected = {
-        "attnlrp": {"gelu", "gelu_tanh", "silu", "identity_limit", "parts"},
-        "gamma": {"gamma_bias", "gamma", "gamma_positive_folded", "gamma_normed", "absolute", "absolute_folded", "add_signed", "both"},
+        "attnlrp": {"gelu", "gelu_tanh", "silu", "hardtanh", "identity_limit", "parts"},
+        "gamma": {"gamma_bias", "gamma", "gamma_positive_folded", "gamma_positive_normed", "gamma_normed", "absolute", "absolute_folded", "add_signed", "both"},
         "default": {"gamma_bias", "absolute", "absolute_folded"},
         "epsilon-plus": {"zplus_folded", "zplus_normed", "zplus_bias", "absolute_folded", "both", "both_folded"},
         "dynamic": {

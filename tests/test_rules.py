@@ -245,7 +245,12 @@ def test_a_linear_map_divides_relevance_as_the_textbook_says(name, rule):
     close(found, RULES[rule][1](m, r.flatten())[0].reshape(x.shape))
 
 
-@pytest.mark.parametrize("above", [torch.relu, torch.tanh, F.gelu, torch.relu_], ids=lambda f: f.__name__)
+def capped(x: Tensor) -> Tensor:
+    """As ReLU6, but lower."""
+    return F.hardtanh(x, 0.0, 0.3)
+
+
+@pytest.mark.parametrize("above", [torch.relu, torch.tanh, F.gelu, torch.relu_, capped], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["mm", "addmm", "linear", "conv 2d", "conv transposed 1d"])
 def test_a_linear_map_below_an_activation(name, rule, above):

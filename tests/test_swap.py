@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,14 +13,16 @@ from torch.nn import functional as F
 
 import dynamiclrp as dlrp
 from dynamiclrp import values
+from dynamiclrp.presets import PRESETS
 from dynamiclrp.rules import Gamma, ScaleFixed
 
 
 class Convolutions(nn.Module):
     """Rectified maps with and without a batch norm, whose scales are of both signs; strides, groups, a transposed one."""
 
-    def __init__(self) -> None:
+    def __init__(self, rectifier: Callable[[Tensor], Tensor] = F.relu) -> None:
         super().__init__()
+        self.rectifier = rectifier
         self.first, self.normed = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, stride=2, padding=1, bias=False)
         self.norm, self.grouped = nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=3, dilation=2, padding=2)
         self.up, self.open, self.head = nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
@@ -28,10 +32,15 @@ class Convolutions(nn.Module):
         nn.init.normal_(self.norm.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.first(x))
-        x = F.relu(self.norm(self.normed(x)))
-        x = F.relu(self.up(F.relu(self.grouped(x))))
+        x = self.rectifier(self.first(x))
+        x = self.rectifier(self.norm(self.normed(x)))
+        x = self.rectifier(self.up(self.rectifier(self.grouped(x))))
         return self.head((x + self.open(x)).mean((2, 3)))
+
+
+def capped(x: Tensor) -> Tensor:
+    """As ReLU6, but lower."""
+    return F.hardtanh(x, 0.0, 0.5)
 
 
 class Norms(nn.Module):
@@ -54,10 +63,15 @@ class Norms(nn.Module):
         return self.head(self.plain(self.group(x))).mean(1)
 
 
-MODELS = {"convolutions": (Convolutions, (2, 3, 9, 9)), "norms": (Norms, (2, 4, 8))}
+MODELS = {
+    "convolutions": (Convolutions, (2, 3, 9, 9)),
+    "capped": (partial(Convolutions, capped), (2, 3, 9, 9)),
+    "norms": (Norms, (2, 4, 8)),
+}
 # whose rules hand something else to a map's or norm's own backward
 SWAPS = {
     "convolutions": {"default", "gamma", "epsilon-plus"},
+    "capped": {"default", "gamma", "epsilon-plus"},
     "norms": {"attnlrp", "default", "gamma", "epsilon-plus", "epsilon"},
 }
 
@@ -94,6 +108,14 @@ def test_the_same_as_by_hooks(name, preset, swaps):
     assert bool(swaps) == (preset in SWAPS[name])
     swaps.allowed = False
     torch.testing.assert_close(swapped, dlrp.explain(model, x, preset=preset).relevance, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "epsilon-gamma-box"])
+def test_a_capped_rectifier_is_a_clamp(preset):
+    model, x = _built("capped")
+    expected = dlrp.explain(model, x, preset=preset).relevance
+    model.rectifier = lambda x: x.clamp(0.0, 0.5)  # of which nothing is known beforehand
+    torch.testing.assert_close(dlrp.explain(model, x, preset=preset).relevance, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("preset", ["attnlrp", "epsilon-plus"])

@@ -39,7 +39,6 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
     foldable = patterns.folded_batch_norms(graph)
     added = patterns.added_biases(graph)
     nonnegative = patterns.nonnegative(graph)
-    attributes = dict(graph.attributes)
     _refuse_unmatched_modules(graph, preset)
     steps: dict[int, Step] = {}
     folded: list[int] = []
@@ -50,7 +49,7 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
         name = graph.name(node)
         live = patterns.live_operands(graph, node)
         edges = graph.edges[node]
-        kind, signal = (op.kind if op.kind_for is None else op.kind_for(attributes[node])), None
+        kind, signal = (op.kind if op.kind_for is None else op.kind_for(graph.attributes_of(node))), None
         rule: Rule | None = Gradient() if op is _MISSING else None
         if op.linear is not None and len([i for i in live if i in op.linear.factors]) != 1:
             kind = Kind.PRODUCT if any(i in op.linear.factors for i in live) else Kind.SUM
@@ -58,9 +57,9 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             kind, signal, rule = _product(graph, node, live, preset)
         if kind is Kind.SOFTMAX and patterns.weighs_values(graph, node):
             kind = Kind.WEIGHTS
-        if kind is Kind.BATCHNORM and attributes[node][0]:
+        if kind is Kind.BATCHNORM and graph.attributes_of(node)[0]:
             kind = Kind.NORMALISE  # batch statistics
-        absent = op.absent(attributes.get(node, ()))
+        absent = op.absent(graph.attributes_of(node))
         has_bias = op.linear is not None and op.linear.bias is not None and op.linear.bias not in absent
         rule = rule or _rule(graph, node, kind, preset, node in first, has_bias or node in added)
         if kind in (Kind.ACTIVATION, Kind.FUNCTION) and 0 not in live:

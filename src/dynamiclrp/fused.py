@@ -39,6 +39,9 @@ FORMULAS = {
         "s x", ("s * A(0.5) * (A(1) + tanh(A(0.79788456080286535588) * (x + A(0.044715) * x * x * x)))",)
     ),
     "silu": Formula("s x", ("s / (A(1) + exp(-x))",)),
+    "hardtanh": Formula(
+        "s x", ("(x > high ? s * (high / x) : (x < low ? s * (low / x) : (x == 0 ? s * slope : s)))",), numbers="low high slope"
+    ),
     # where there is no closed form: s · y/x, stabilised, or with the limit g at 0
     "identity": Formula("s x y", ("s * y / (x < 0 ? x - eps : x + eps)",), numbers="eps"),
     "identity_limit": Formula("s x y g", ("(x == 0 ? g : s * y / x)",)),
@@ -152,14 +155,13 @@ for _suffix, _operands, _numbers, _first, _bias in (
             f"{_first} A sgn = A(z > 0) - A(z < 0); A r = sgn * sgn * s {{}} / (fabs(z) + q + plus{_bias});",
             f"plus{_numbers}",
         ),
-        f"gamma_positive{_suffix}": Formula(  # where a rectifier gave z
-            f"s z q{_operands}", (f"s {{}} / (z + q + plus{_bias})",), _first, f"plus{_numbers}"
+        f"gamma_positive{_suffix}": Formula(  # where nothing arrives unless z is positive
+            f"s z q{_operands}", (f"s {{}} / (fabs(z) + q + plus{_bias})",), _first, f"plus{_numbers}"
         ),
         f"zplus{_suffix}": Formula(
             f"s z q{_operands}", (f"s {{}} / (fmax(z + q{_bias}, A(0)) + plus)",), _first, f"plus{_numbers}"
         ),
     }
-del FORMULAS["gamma_positive_normed"]  # a rectifier's result is no batch norm's input
 
 _JITERATOR = torch.version.hip is None
 

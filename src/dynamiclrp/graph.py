@@ -91,6 +91,14 @@ class Graph(Frozen):
         module = self.modules[node] if self.modules else ""
         return f"node {node} ({self.name(node)}{f' in {module}' if module else ''})"
 
+    def attributes_of(self, node: int) -> tuple[Any, ...]:
+        """Those of one node; empty, where none decide."""
+        return self._attributes.get(node, ())
+
+    @cached_property
+    def _attributes(self) -> dict[int, tuple[Any, ...]]:
+        return dict(self.attributes)
+
     @cached_property
     def ends(self) -> frozenset[Ref]:
         """The tensors where relevance ends."""

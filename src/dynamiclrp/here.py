@@ -347,7 +347,8 @@ class Here:
         more = self.absolute_transposed(v)
         if not self.step.nonnegative:
             more.mul_(sign(self.operand(self.step.live_factors[0])))
-        return g.add(more, alpha=self.ratio)
+        same = more.dtype == g.dtype and not self.batched
+        return torch.add(g, more, alpha=self.ratio, out=more if same else None)
 
 
 def _times(tensor: Tensor, factor: float) -> Tensor:

@@ -170,17 +170,18 @@ def first_layers(graph: Graph) -> frozenset[int]:
 def nonnegative(graph: Graph) -> frozenset[Ref]:
     """Tensors that cannot be negative, as behind a rectifier and its pools and views."""
     found: set[Ref] = set()
-    attributes = dict(graph.attributes)
     for node, edges in enumerate(graph.edges):
         name, kind = graph.name(node), _kind(graph, node)
         moved = (kind is Kind.POOL or name in _SIGN_PRESERVING) and all(ref in found for ref in edges)
-        even = name == "Pow" and attributes.get(node, (None,))[0] in (2, 4)
-        if name in _NONNEGATIVE or moved or even:
+        even = name == "Pow" and graph.attributes_of(node)[:1] in ((2,), (4,))
+        op = OPS.get(graph.types[node].__name__)
+        shuts = op is not None and op.shuts(graph.attributes_of(node))
+        if name in _NONNEGATIVE or moved or even or shuts:
             found.add((node, 0))
     return frozenset(found)
 
 
-_NONNEGATIVE = frozenset({"Relu", "Sigmoid", "Hardsigmoid", "Softmax", "Exp", "Abs", "Softplus", "Sqrt"})
+_NONNEGATIVE = frozenset({"Sigmoid", "Hardsigmoid", "Softmax", "Exp", "Abs", "Softplus", "Sqrt"})
 _SIGN_PRESERVING = frozenset({
     "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Expand", "Squeeze", "Unsqueeze", "Clone", "Alias",
     "Slice", "Select", "MaxPool2DWithIndices", "MaxPool3DWithIndices", "Cat", "Mean", "Sum", "ToCopy",
@@ -189,10 +190,9 @@ _SIGN_PRESERVING = frozenset({
 
 def folded_batch_norms(graph: Graph) -> dict[int, int]:
     """{linear map: batch norm} where the batch norm (in eval mode) is the only consumer of the map's output."""
-    attributes = dict(graph.attributes)
     pairs = {}
     for node in range(len(graph)):
-        if _kind(graph, node) is not Kind.BATCHNORM or not graph.runs[node] or attributes[node][0]:
+        if _kind(graph, node) is not Kind.BATCHNORM or not graph.runs[node] or graph.attributes_of(node)[0]:
             continue
         ref = graph.edges[node][0]
         if ref is None or len(graph.consumers[ref]) > 1 or ref in graph.ends:
@@ -200,7 +200,9 @@ def folded_batch_norms(graph: Graph) -> dict[int, int]:
         op = OPS[graph.types[ref[0]].__name__]
         if op.linear is None or op.linear.channels is None or live_operands(graph, ref[0]) != op.linear.factors[:1]:
             continue
-        if op.kind is Kind.CONV and attributes[ref[0]][1]:  # a transposed convolution keeps its channels elsewhere
+        if (
+            op.kind is Kind.CONV and graph.attributes_of(ref[0])[1]
+        ):  # a transposed convolution keeps its channels elsewhere
             continue
         pairs[ref[0]] = node
     return pairs

@@ -247,7 +247,10 @@ def _promise(
     }
     origins = {node: keys_ for node, keys_ in origins.items() if keys_}
     steps = [
-        step.changed(places=places, rectified=_is_rectified(graph, step, forms)) for step, places in zip(steps, wanted)
+        step.changed(
+            places=places, rectified=_is_rectified(graph, step, forms), positive=_is_positive(graph, step, forms)
+        )
+        for step, places in zip(steps, wanted)
     ]
     shortcuts = () if everything else find_shortcuts(graph, steps)  # the ledger looks at each node by itself
     return Plan(
@@ -375,12 +378,24 @@ def _is_rectified(graph: Graph, step: Step, forms: dict[int, str]) -> bool:
     """Is a rectifier the only consumer? No relevance arrives where it is shut, and where it is open the values agree."""
     if not isinstance(step.rule, LinearRule) and step.rest is None:
         return False
+    above = _only_user(graph, step, forms)
+    return above is not None and graph.op(above).rectifies
+
+
+def _is_positive(graph: Graph, step: Step, forms: dict[int, str]) -> bool:
+    """Is the only consumer one that hands nothing down where its operand is not positive?"""
+    above = _only_user(graph, step, forms) if isinstance(step.rule, LinearRule) else None
+    return above is not None and graph.op(above).shuts(graph.attributes_of(above))
+
+
+def _only_user(graph: Graph, step: Step, forms: dict[int, str]) -> int | None:
+    """The only consumer of a step's output, if coefficients arrive there and from nowhere else."""
     node = step.top
     users = graph.consumers.get((node, 0), [])
     if len(users) != 1 or (node, 0) in graph.outputs or forms[node] != "s":
-        return False
-    above = OPS.get(graph.types[users[0][0]].__name__)
-    return above is not None and above.rectifies
+        return None
+    above, _ = users[0]
+    return above if graph.types[above].__name__ in OPS else None
 
 
 def _closure(sources: Sources, keys: set[Key], uses: Counter[Key]) -> dict[Key, Source]:

@@ -152,7 +152,6 @@ class Sources:
     def __init__(self, graph: Graph, coarse: bool = False) -> None:
         self.graph = graph
         self.ops: list[Op | None] = [OPS.get(kind.__name__) for kind in graph.types]
-        self.attributes = dict(graph.attributes)
         self.table: dict[Key, Source] = {}
         self.numbers: dict[int, list[int]] = {}  # which outputs of a node are used
         for maker, number in graph.consumers:
@@ -217,7 +216,7 @@ class Sources:
             op = self.ops[node]
             if op is None:
                 continue
-            absent = op.absent(self.attributes.get(node, ()))
+            absent = op.absent(self.graph.attributes_of(node))
             for position in range(max(len(edges), op.linear.bias + 1 if op.linear and op.linear.bias else 0)):
                 if position < len(edges) and edges[position] is not None:
                     continue

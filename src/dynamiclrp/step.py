@@ -41,6 +41,7 @@ class Step(Frozen):
         None  # sums: the linear map whose rule is done here as well, and the operand it made
     )
     rectified: bool = False  # the output is taken from the rectifier above: it equals it where relevance arrives
+    positive: bool = False  # linear maps: does relevance arrive only where the output is positive?
     reached: bool = True  # does anything arrive?
     form: str = "s"  # what arrives
     convert: bool = False  # what arrives is R, and the rule wants s

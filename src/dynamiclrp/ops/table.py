@@ -77,9 +77,8 @@ class Op:
     quotient: Callable[[Any, float], Tensor] | None = (
         None  # the same of other functions, with an eps in the denominator
     )
-    fused: Callable[[Any], tuple[Any, ...]] | None = (
-        None  # for s times that: a kernel (fused.py), and what it takes beside s
-    )
+    # for s times that: a kernel (fused.py), and what it takes beside s; its numbers last, where it has any
+    fused: Callable[[Any], tuple[Any, ...]] | None = None
     fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
     # those that multiply x by the inverse of its root mean square: saved → x, that number for each row, and the weight
     root: Callable[[Any], tuple[Tensor, Tensor, Tensor | None]] | None = None
@@ -90,6 +89,8 @@ class Op:
         False  # movement: forward and undo are `reshape`, so that only the last of several in a row matters
     )
     rectifies: bool = False  # zero gradient wherever output differs from input: output serves as input
+    # activations, by their signature: are they 0 where the operand is not positive, and positive where it is?
+    shuts: Callable[[tuple[Any, ...]], bool] = lambda signature: False
     # products: positions of the operands that are multiplied; twice, if it holds two. Attention: query, key
     # and value, where they are not the first three
     factors: tuple[int, ...] = (0, 1)

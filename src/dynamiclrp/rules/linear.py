@@ -219,7 +219,7 @@ class Gamma(_SignedRule):
 
     def prepare(self, step: Step) -> bool:
         """Is z known to be positive where relevance arrives?"""
-        return step.rectified and not (self.bias == "absolute" and step.has_bias)
+        return step.positive and not (self.bias == "absolute" and step.has_bias)
 
     def alike(self, step: Step) -> bool:
         return bool(self.gamma and step.prepared and step.nonnegative)
@@ -244,12 +244,16 @@ class Gamma(_SignedRule):
         ratio = here.ratio = self._ratio if self.gamma else 1.0
         q = self.magnitude(here, eps / ratio) if self.gamma else torch.full_like(here.output, eps)
         r, z = self.relevance(here, s)
-        v = r / torch.add(z if positive else z.abs(), q, alpha=ratio)
+        total = z if positive and here.step.rectified else z.abs()
+        # in memory of our own, where there is some: on a CPU new memory costs more than the arithmetic
+        total = torch.add(total, q, alpha=ratio, out=q if q.dtype == total.dtype else None)
+        v = _over(r, total, s)
         if positive:
             return v, v
         sgn = z.sign()
-        u = v * sgn
-        return u, u * sgn
+        if not here.carries_s:
+            v = v * sgn.abs()  # as s · z is, 0 where z is
+        return (v * sgn if here.batched else sgn.mul_(v)), v
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.deliver(here, grads, s) if self.gamma else self.give_bias(here, grads)
@@ -273,7 +277,7 @@ class ZPlus(_SignedRule):
     def before(self, here: Here, s: Tensor) -> Tensor:
         # rounding may take a sum of nothing positive below 0; the halves of both products cancel
         r, z = self.relevance(here, s)
-        u = r / self.magnitude(here).add_(z).clamp_(min=0).add_(usable(2 * self.eps, s))
+        u = _over(r, self.magnitude(here).add_(z).clamp_(min=0).add_(usable(2 * self.eps, s)), s)
         if here.wants_bias and self.bias == "proportional":
             here.bias_coefficient = torch.where(here.bias > 0, 2 * u, 0)
         here.stash = u
@@ -309,6 +313,11 @@ class AlphaBeta(_SignedRule):
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return self.deliver(here, grads, s)
+
+
+def _over(r: Tensor, total: Tensor, s: Tensor) -> Tensor:
+    """r / total, in r's memory unless that is what arrived, which autograd may hand to others."""
+    return r / total if r is s else r.div_(total)
 
 
 def set_values(rule: LinearRule, **values: Any) -> None:

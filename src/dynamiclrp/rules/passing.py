@@ -70,6 +70,8 @@ class Identity(Rule):
         if op.fused is not None and not batched and kernels.serves(s):
             name, *values = op.fused(saved) or (None,)
             dtype = s.dtype
+            if values and isinstance(values[-1], dict):
+                numbers |= values.pop()
             if name is not None and all(value.dtype == dtype for value in values):
                 return kernels.launcher(name, **numbers)(s, *values)
         factor: Any = op.quotient or op.ratio
