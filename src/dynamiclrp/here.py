@@ -5,7 +5,7 @@ It fetches and computes, and knows no rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from typing import Any
 
@@ -327,8 +327,7 @@ class Here:
         else:
             x, w = (self.operand(position) for position in self.step.factors)
             x = x if self.step.nonnegative else x.abs()
-            parts = [self.product(x, self._weight_magnitude(w[..., piece])) for piece in self.pieces]
-            made = torch.cat(parts, -1)
+            made = torch.cat([self.product(x, part) for _, part in self._magnitudes(w)], -1)
             made = made if added is None else made.add_(*self.spread(added))
         return made.add_(eps) if eps and not bias else made
 
@@ -337,8 +336,16 @@ class Here:
         if not self.pieces:
             return self.transposed(u, *self._absolute)
         x, w = (self.operand(position) for position in self.step.factors)
-        parts = (self.transposed(u[..., i], x, self._weight_magnitude(w[..., i])) for i in self.pieces)
+        parts = (self.transposed(u[..., piece], x, part) for piece, part in self._magnitudes(w))
         return reduce(Tensor.add_, parts)
+
+    def _magnitudes(self, w: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """|W| piece by piece, each in the memory of the one before: on a CPU new memory costs as much as their products."""
+        held: Tensor | None = None
+        for piece in self.pieces:
+            part = w[..., piece]
+            held = torch.empty_like(part) if held is None or held.shape != part.shape else held
+            yield piece, _times(torch.abs(part, out=held), abs(self.gain))
 
     def add_signed(self, g: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """`g + ratio · sgn(x) · |W|ᵀv`, where g = Wᵀu is what the native backward made and x the live factor."""
