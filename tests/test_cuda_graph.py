@@ -140,6 +140,43 @@ def test_counting_what_is_copied_changes_nothing():
     assert torch.equal(found.relevance, dlrp.explain(model, x).relevance)
 
 
+class Draws(nn.Linear):
+    """A constant from the CPU, and noise where it is asked for."""
+
+    def __init__(self, noisy: bool) -> None:
+        super().__init__(4, 3)
+        self.noisy = noisy
+
+    def forward(self, x):
+        more = torch.rand(4) if self.noisy else torch.tensor([1.0, float("nan"), 2.0, 0.0]).nan_to_num()
+        return super().forward(x + more.to(x.device, x.dtype))
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_constants_that_are_none_are_noticed(noisy, monkeypatch):
+    monkeypatch.setattr("dynamiclrp.uploads._is_gpu", lambda device: device is not None)  # casts count as copies
+    uploads, model = Uploads(), Draws(noisy).double()
+    for _ in range(2):
+        with uploads:
+            dlrp.explain(model, torch.ones(1, 4, dtype=torch.float64))
+    assert (4,) in [tuple(copied.shape) for copied in uploads._copied]
+    if noisy:
+        with pytest.raises(dlrp.CaptureError, match=r"Draws copies other numbers from the CPU.*leave out cuda_graph"):
+            uploads.reserve("Draws")
+    else:
+        monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **kwargs: torch.zeros(*size, **kwargs))
+        uploads.reserve("Draws")
+        assert len(uploads._memory) > 4 * 8
+
+
+@gpu
+def test_a_model_that_draws_on_the_cpu_is_refused():
+    x = torch.randn(1, 4, device="cuda")
+    with pytest.raises(dlrp.CaptureError, match="Draws copies other numbers from the CPU"):
+        dlrp.Explainer(Draws(True).cuda(), cuda_graph=True)(x)
+    assert dlrp.Explainer(Draws(False).cuda(), cuda_graph=True)(x).relevance.isfinite().all()
+
+
 def test_what_is_kept_for_a_graph_has_its_layout_and_a_place_of_its_own():
     uploads = Uploads()
     uploads._memory = torch.empty(4096, dtype=torch.uint8)

@@ -526,7 +526,8 @@ class OneNodeNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return torch.zeros_like(grad), None  # the rule has its own
+        x, r, weight = ctx.saved_tensors  # to x it hands nothing: the rule has its own
+        return torch.zeros_like(grad), None if weight is None else (grad * x * r).sum((0, 1, 2))
 
 
 @pytest.mark.parametrize("zeros", [False, True], ids=["", "a row of zeros"])
@@ -550,6 +551,27 @@ def test_rms_norm_is_the_same_in_one_node_and_written_out(weighted, pooled, zero
     expected = explained(lambda x: functional.rms_norm(x, (8,), weight, 1e-2))
     assert expected.isfinite().all() and expected.abs().max() > 0.1
     assert error(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["coefficients", "relevance"])
+@pytest.mark.parametrize("asked", ["both", "weight"])
+def test_the_weight_of_rms_norm_takes_its_share_where_it_is_asked_for(asked, pooled):
+    x, weight = gaussian(2, 3, 4, 8, seed=31), gaussian(8, seed=33)
+
+    def explained(norm):
+        leaf_, own = x.clone().requires_grad_(asked == "both"), weight.clone().requires_grad_()
+        y = norm(leaf_, own)
+        y = functional.adaptive_avg_pool2d(y, 2) if pooled else y
+        seed = y.detach() * gaussian(*y.shape, seed=32)
+        return dlrp.relevance(y, [leaf_, own] if asked == "both" else [own], seed=seed, preset="dynamic")
+
+    dlrp.register("OneNodeNormBackward", "normalise", root=lambda n: n.tensors)
+    try:
+        found = explained(OneNodeNorm.apply)
+    finally:
+        del dlrp.ops.OPS["OneNodeNormBackward"]
+    for one, expected in zip(found, explained(lambda x, w: functional.rms_norm(x, (8,), w, 1e-2)), strict=True):
+        assert error(one, expected) < TOLERANCE
 
 
 # ---------------------------------------------------------------- one operation at a time

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 import dynamiclrp as dlrp
 from dynamiclrp import fused as module
 from dynamiclrp.fused import FORMULAS, fused, launcher, source
+from dynamiclrp.ops import OPS
+from dynamiclrp.saved import Saved
 
 EPS = 1e-6
 
@@ -276,6 +278,18 @@ def kernels(monkeypatch):
     launcher.cache_clear()
     yield used
     launcher.cache_clear()
+
+
+@pytest.mark.parametrize("activation", [F.gelu, F.silu, F.relu6, F.hardtanh], ids=lambda f: f.__name__)
+def test_where_dtypes_differ_the_formula_serves(activation, kernels):
+    """As under autocast: relevance arrives in another type than the values have."""
+    x = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    y, s = activation(4 * x), torch.randn(40)
+    rule, op, saved = dlrp.Identity(), OPS[type(y.grad_fn).__name__], Saved(y.grad_fn)
+    torch.testing.assert_close(rule._pass(op, saved, s), s * (y / (4 * x)).detach())
+    assert not kernels
+    rule._pass(op, saved, s.double())
+    assert kernels
 
 
 @pytest.mark.parametrize("name", CASES)

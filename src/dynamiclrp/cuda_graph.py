@@ -27,7 +27,7 @@ from .verdict import judge, largest
 if TYPE_CHECKING:
     from .explainer import Explainer
 
-_WARM_UPS = 2  # lazy initialisation, autotuning and the plan are done before the capture
+_WARM_UPS = 3  # lazy initialisation, autotuning and the plan are done in the first; `Uploads` compares the others
 _DRIFT = 0.05  # of the largest score: beyond what rounding does in half types
 
 
@@ -80,15 +80,15 @@ class Captured:
             raise CaptureError("no tensor among the arguments: there is nothing to capture")
         stream = torch.cuda.Stream(self._inputs[0].device)
         stream.wait_stream(torch.cuda.current_stream())
-        predictions, self._uploads = [], Uploads()
+        name, predictions, self._uploads = type(explainer.model).__name__, [], Uploads()
         with call, torch.cuda.stream(stream):
             for warm_up in range(_WARM_UPS):
-                with self._uploads if warm_up == _WARM_UPS - 1 else nullcontext():
+                with self._uploads if warm_up else nullcontext():
                     forward, plan = explainer.forward(call)
                     forward.relevance(plan, seed_for(forward.output, None))
                 predictions.append(forward.output.detach().clone())
         del forward
-        self._uploads.reserve()
+        self._uploads.reserve(name)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -101,12 +101,12 @@ class Captured:
         except Exception as error:  # some models go another way, and wrong, where they see that they are captured
             _end_capture(stream)
             raise CaptureError(
-                f"{type(explainer.model).__name__} cannot be captured as a CUDA graph: {_cause(error)} "
+                f"{name} cannot be captured as a CUDA graph: {_cause(error)} "
                 "(the model moves numbers from the GPU to the CPU, or does other work that a graph cannot hold, while it runs). "
                 "Remedy: leave out cuda_graph."
             ) from error
         self.memory = torch.cuda.memory_reserved() - reserved  # bytes
-        self._compare(type(explainer.model).__name__, *predictions)
+        self._compare(name, *predictions[-2:])
 
     def _capture(self, explainer: Explainer, call: Call, stream: torch.cuda.Stream, many: bool) -> None:
         self._forward, self._relevance = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -127,12 +127,12 @@ class Captured:
         self._addresses = [tensor.data_ptr() for tensor in self._weights]
 
     def _compare(self, name: str, first: Tensor, second: Tensor) -> None:
-        """Refuse a model that predicts otherwise where it sees that it is captured, or counts its calls."""
+        """Refuse a model that predicts otherwise where it sees that it is captured. Where its own calls differ nothing can be said."""
         self._forward.replay()
         if _drift(first, second) < _DRIFT and not _drift(self._output, second) < _DRIFT:
             raise CaptureError(
                 f"{name} predicts otherwise as a CUDA graph (by {_drift(self._output, second):.0e} of its largest score): it goes "
-                "another way where it sees that it is captured, or changes from call to call. Remedy: leave out cuda_graph."
+                "another way where it sees that it is captured. Remedy: leave out cuda_graph."
             )
 
     def fits(self, inventory: Inventory) -> bool:
@@ -202,7 +202,8 @@ def _cause(error: BaseException) -> str:
 
 
 def _ends_a_capture(error: BaseException) -> bool:
-    return Path(traceback.extract_tb(error.__traceback__)[-1].filename) == Path(torch.cuda.graphs.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename) == Path(torch.cuda.graphs.__file__)
 
 
 def _end_capture(stream: torch.cuda.Stream) -> None:

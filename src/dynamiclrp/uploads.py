@@ -1,7 +1,8 @@
 """Copies from the CPU to the GPU in a forward pass: constants that a model makes anew in every call.
 
-A CUDA graph can hold such a copy only from pinned memory, which it reads again at every replay. In: a pass that is run once to
-see how much it copies, and once more under capture. Out: the same pass, with copies from pinned memory that `Uploads` holds.
+A CUDA graph can hold such a copy only from pinned memory, which it reads again at every replay. In: a pass that is run twice to
+see what it copies, and whether that is the same in each call, and once more under capture. Out: the same pass, with copies from
+pinned memory that `Uploads` holds.
 """
 
 from __future__ import annotations
@@ -27,20 +28,37 @@ _MIXING = frozenset({
 
 
 class Uploads(TorchDispatchMode):
-    """Entered around a pass it counts what is copied; after `reserve`, it makes the copies from pinned memory."""
+    """Entered around a pass it notes what is copied; after `reserve`, it makes the copies from pinned memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self._memory: Tensor | None = None
         self._used = 0
+        self._copied: list[Tensor] = []  # in this pass, and in the one before
+        self._before: list[Tensor] = []
         self._factories = _Factories()
 
-    def reserve(self) -> None:
-        """Have pinned memory for twice as much: a model may copy more where it sees that it is captured."""
+    def reserve(self, model: str) -> None:
+        """Have pinned memory for twice as much: a model may copy more where it sees that it is captured.
+
+        Refuses a model that copied something else in the pass before: a graph would hold one of them for ever.
+        """
+        alike = len(self._copied) == len(self._before)
+        for now, before in zip(self._copied, self._before):
+            alike = alike and now.dtype == before.dtype and now.shape == before.shape
+            alike = alike and torch.equal(now.nan_to_num(), before.nan_to_num())
+        if not alike:
+            raise CaptureError(
+                f"{model} copies other numbers from the CPU to the GPU in each call (random draws? counters?): as a CUDA graph it would "
+                "go on with those of its capture. Remedy: leave out cuda_graph, or make them on the GPU."
+            )
+        self._copied, self._before = [], []
         self._memory = torch.empty(2 * self._used + _SPARE, dtype=torch.uint8, pin_memory=True)
         self._used = 0
 
     def __enter__(self) -> Any:
+        if self._memory is None:
+            self._before, self._copied, self._used = self._copied, [], 0
         self._factories.__enter__()
         return super().__enter__()
 
@@ -64,9 +82,11 @@ class Uploads(TorchDispatchMode):
         return self._pinned(tensor).to(device, non_blocking=True) if _is_on_cpu(tensor) else tensor
 
     def _pinned(self, source: Tensor) -> Tensor:
-        """A copy in pinned memory; while it is counted, the tensor as it is."""
+        """A copy in pinned memory; in the passes before, the tensor as it is."""
         size = source.numel() * source.element_size()
         start, self._used = self._used, self._used + -(-size // _ALIGNED) * _ALIGNED
+        if self._memory is None:
+            self._copied.append(source.clone())
         if self._memory is None or not size:
             return source
         if self._used > len(self._memory):

@@ -70,10 +70,9 @@ class Identity(Rule):
         if op.fused is not None and not batched and kernels.serves(s):
             name, *values = op.fused(saved) or (None,)
             dtype = s.dtype
-            if values and isinstance(values[-1], dict):
-                numbers |= values.pop()
+            own = values.pop() if values and isinstance(values[-1], dict) else {}
             if name is not None and all(value.dtype == dtype for value in values):
-                return kernels.launcher(name, **numbers)(s, *values)
+                return kernels.launcher(name, **numbers, **own)(s, *values)
         factor: Any = op.quotient or op.ratio
         return s * factor(saved, **numbers)
 
@@ -157,6 +156,7 @@ class NormShare(Identity):
 
     The factors take |x| / (|x| + |r| + eps) and |r| / (|x| + |r| + eps), and r hands its own to the x² it is made of:
     R_x = R · |x| / (|x| + |r| + eps) + x²/Σx² · Σ R · |r| / (|x| + |r| + eps).
+    Where relevance of w is asked for too, it and x · r take their shares first.
     """
 
     composites: bool = False
@@ -170,7 +170,20 @@ class NormShare(Identity):
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if here.op.root is None:
             return super().after(here, grads, s)
-        return _first_only(grads, self._shares(here.step, here.saved, s))
+        step = here.step
+        if 1 not in step.live:
+            return _first_only(grads, self._shares(step, here.saved, s))
+        assert here.op.root is not None
+        x, r, weight = here.op.root(here.saved)
+        if 0 not in step.live:  # linear in w
+            return [None, reduce_to(s, _given(weight).shape) if step.form == "R" else grads[1]]
+        normed, weight = x.to(r.dtype) * r, _given(weight)
+        unit = s.to(r.dtype) / (normed.abs() + weight.abs() + usable(self.eps, r))
+        if step.form == "R":
+            of_normed, of_weight = unit * normed.abs(), unit * weight.abs()
+        else:
+            of_normed, of_weight = unit * normed.abs() * weight, unit * weight.abs() * normed
+        return [self._through_root(step, x.to(r.dtype), r, of_normed), reduce_to(of_weight, weight.shape)]
 
     def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
         return super().direct(step) if step.op.root is None else partial(self._shares, step)
@@ -178,13 +191,18 @@ class NormShare(Identity):
     def _shares(self, step: Step, saved: Saved, s: Tensor) -> Tensor:
         assert step.op.root is not None
         x, r, weight = step.op.root(saved)
-        x, given = x.to(r.dtype), s.to(r.dtype)
+        given = s.to(r.dtype)
+        return self._through_root(
+            step, x.to(r.dtype), r, given if weight is None or step.form == "R" else given * weight
+        )
+
+    def _through_root(self, step: Step, x: Tensor, r: Tensor, given: Tensor) -> Tensor:
+        """What x takes of what arrives at x · r."""
         magnitude = x.abs()
         if step.form == "R":
             unit = given / (magnitude + r + usable(self.eps, r))
             through, part = reduce_to(unit, r.shape) * r, x * x
             return magnitude * unit + part / reduce_to(part, r.shape).clamp_min(usable(self.eps, r)) * through
-        given = given if weight is None else given * weight
         unit = given * r / (magnitude + r + usable(self.eps, r))
         through = reduce_to(unit * x, r.shape) * r
         return magnitude * unit + x * (through / reduce_to(x * x, r.shape).clamp_min(usable(self.eps, r)))
