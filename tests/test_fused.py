@@ -375,7 +375,7 @@ def test_the_rule_of_a_map_is_done_with_the_sum_above(bias, device, target, requ
     plan = dlrp.inspect(model, x, preset="dynamic").plan
     assert plan is not None
     assert sum(step.below is not None for step in plan.steps) == 7  # all but the one behind a slice
-    monkeypatch.setattr(sys.modules["dynamiclrp.plan"], "merge", lambda graph, steps: steps)
+    monkeypatch.setattr(sys.modules["dynamiclrp.planning"], "merge", lambda graph, steps: steps)
     for one, other in zip(merged, explained()):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
     if used is not None and target is None:

@@ -846,7 +846,7 @@ def test_a_sum_that_is_kept_needs_one_of_its_operands(add, rest, then, monkeypat
         (step,) = sums
         assert set(step.places) - {step.bias} == {dlrp.rules.OUT, 1 - rest}
         assert (step.bias in step.places) == (step.below is not None)  # for the rule of the map, which is done here too
-    monkeypatch.setattr(sys.modules["dynamiclrp.plan"], "_cheaper", _as_it_is)
+    monkeypatch.setattr(sys.modules["dynamiclrp.planning"], "_cheaper", _as_it_is)
     other = dlrp.explain(model, x, preset="dynamic")
     assert [step.rest for step in other.plan.steps] == [None] * len(other.plan.steps)
     torch.testing.assert_close(found.relevance, other.relevance, rtol=1e-9, atol=1e-12)
@@ -872,7 +872,7 @@ def test_of_two_operands_the_one_that_follows_from_the_sum_is_left_out(first, mo
     model, x = PostNorm(first).double().eval(), torch.randn(4, 6, dtype=torch.float64)
     found = dlrp.explain(model, x, preset="dynamic")
     assert [step.rest for step in found.plan.steps if step.op.weights is not None] == [int(first)]
-    monkeypatch.setattr(sys.modules["dynamiclrp.plan"], "_cheaper", _as_it_is)
+    monkeypatch.setattr(sys.modules["dynamiclrp.planning"], "_cheaper", _as_it_is)
     other = dlrp.explain(model, x, preset="dynamic")
     torch.testing.assert_close(found.relevance, other.relevance, rtol=1e-9, atol=1e-12)
 
@@ -907,7 +907,7 @@ def test_maps_of_one_signal_share_what_it_is_reshaped_from(preset, monkeypatch):
     if preset == "gamma":
         signals = Counter(step.places[step.factors[0]] for step in loose if step.factors[0] in step.loose)
         assert max(signals.values()) == 3
-    monkeypatch.setattr(sys.modules["dynamiclrp.plan"], "_cheaper", _as_it_is)
+    monkeypatch.setattr(sys.modules["dynamiclrp.planning"], "_cheaper", _as_it_is)
     other = dlrp.explain(model, x, preset=preset)
     assert not any(step.loose for step in other.plan.steps)
     torch.testing.assert_close(found.relevance, other.relevance, rtol=1e-11, atol=1e-13)

@@ -34,7 +34,7 @@ from dynamiclrp.plan import Plan
 from models import gaussian, randomise
 from oracles import error
 
-plans = importlib.import_module("dynamiclrp.plan")
+plans = importlib.import_module("dynamiclrp.planning")
 DOUBLE = torch.float64
 
 

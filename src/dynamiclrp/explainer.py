@@ -26,7 +26,8 @@ from .graph import Graph
 from .ledger import Ledger, Locator
 from .ops import OPS
 from .parameters import Inventory
-from .plan import Plan, make_plan, missing_ops
+from .plan import Plan
+from .planning import make_plan, missing_ops
 from .presets import Preset
 from .presets import preset as find_preset
 from .saved import is_half, leaf_id

@@ -3,7 +3,8 @@
 from .base import OUT, Gradient, Grads, Move, Nothing, Rule
 from .first import Box, Flat, WSquare
 from .linear import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
-from .passing import Affine, Attention, Carry, Folded, FunctionShare, Identity, NormShare, PassScale, ScaleFixed
+from .norms import Affine, Folded, NormShare, ScaleFixed
+from .passing import Attention, Carry, FunctionShare, Identity, PassScale
 from .shares import AbsoluteShare, Parted, ProductShare, SignalTakesAll, Split, Uniform, UniformPool, Whole
 
 __all__ = [

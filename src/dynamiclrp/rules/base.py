@@ -72,6 +72,17 @@ def reduce_to(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x if x.shape == torch.Size(shape) else x.sum_to_size(shape)
 
 
+def first_only(grads: Grads, passed: Tensor) -> Grads:
+    """All to the first operand; parameters of the function take nothing."""
+    return [None if g is None or i > 0 else passed for i, g in enumerate(grads)]
+
+
+def given(grad: Tensor | None) -> Tensor:
+    """What is known to be there."""
+    assert grad is not None
+    return grad
+
+
 class Rule:
     """Base of all rules; by itself, the operation's own backward."""
 

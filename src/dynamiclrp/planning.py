@@ -1,0 +1,296 @@
+"""Graph + preset → `Plan`: a rule for every live node and a source for every value a rule needs.
+
+Pure: the same signature and preset give the same plan (another one in half types), so plans are cached.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .choose import choose, gather, merge, settle_forms
+from .errors import LostActivationError, UnknownOpError
+from .graph import Graph
+from .ops import OPS, Kind
+from .ops.refused import refusal
+from .plan import Plan
+from .presets import Preset
+from .promise import (
+    Key,
+    Leaf,
+    Replay,
+    Source,
+    Sources,
+    Undo,
+    describe,
+    operand_key,
+    value_key,
+)
+from .rules import OUT, LinearRule
+from .saved import output_shape, saved_tensor_names
+from .shortcuts import Shortcut
+from .sites import find as find_shortcuts
+from .step import FOLD_BIAS, Place, Step
+
+
+def make_plan(
+    graph: Graph, preset: Preset, *, everything: bool = False, on_missing: str = "error", coarse: bool = False
+) -> Plan:
+    """Choose a rule for every live node and promise every value that the rules need.
+
+    `everything` also promises the values of all live tensors (for the ledger). `on_missing="gradient"` lets operations
+    without a row keep their own backward. `coarse`: values are of half types.
+    """
+    if on_missing == "error":
+        _refuse_unknown(graph)
+    steps, output_forms, input_forms = settle_forms(graph, choose(graph, preset))
+    if not everything:  # the ledger looks at each product by itself
+        steps = merge(graph, gather(graph, steps))
+    return _promise(graph, preset, steps, output_forms, input_forms, everything, coarse)
+
+
+def missing_ops(graph: Graph) -> Counter[str]:
+    """Live node types without a row."""
+    return Counter(kind.__name__ for kind, runs in zip(graph.types, graph.runs) if runs and kind.__name__ not in OPS)
+
+
+def _reason(name: str) -> str:
+    reason = refusal(name)
+    return f" (refused: {reason})" if reason else ""
+
+
+def _refuse_unknown(graph: Graph) -> None:
+    unknown = missing_ops(graph)
+    if not unknown:
+        return
+    shapes: dict[str, tuple[int, ...]] = {}
+    for kind, handle in zip(graph.types, graph.handles):
+        if kind.__name__ in unknown:
+            shapes.setdefault(kind.__name__, tuple(output_shape(handle, 0)))
+    listing = "\n".join(
+        f"  {name} x{count}, first output {shapes[name]}{_reason(name)}" for name, count in unknown.most_common()
+    )
+    example = next(iter(unknown))
+    raise UnknownOpError(
+        f"{len(unknown)} operation(s) have no rule:\n{listing}\n"
+        f'Give each a row, for example: dynamiclrp.register("{example}", "activation"). '
+        f'Kinds: {", ".join(map(str, Kind))}. Or let them keep their gradient: on_missing="gradient".'
+    )
+
+
+def _promise(
+    graph: Graph,
+    preset: Preset,
+    steps: list[Step],
+    output_forms: tuple[str, ...],
+    input_forms: tuple[str, ...],
+    everything: bool,
+    coarse: bool,
+) -> Plan:
+    forms = {step.node: step.form for step in steps}
+    wanted = [_wanted(graph, step, forms) for step in steps]
+    keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
+    sources: Sources | None = Sources(graph, coarse) if keys or everything else None
+    if sources is not None and not everything:  # the ledger looks at each value by itself
+        found = [
+            _cheaper(graph, step, places, forms, sources, subtract=not coarse) for step, places in zip(steps, wanted)
+        ]
+        steps, wanted = [step for step, _ in found], [places for _, places in found]
+        keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
+    lost = [
+        (step, position)
+        for step, places in zip(steps, wanted)
+        for position, place in places.items()
+        if isinstance(place, tuple) and sources is not None and sources.get(place) is None
+    ]
+    if lost:
+        raise _lost(graph, lost)
+    uses: Counter[Key] = Counter(place for places in wanted for place in places.values() if isinstance(place, tuple))
+    needed = _closure(sources, keys, uses) if sources else {}
+    if everything and sources:
+        needed = dict(sources.table) | needed
+    origins = {
+        step.node: tuple(dict.fromkeys(place for place in places.values() if isinstance(place, tuple)))
+        for step, places in zip(steps, wanted)
+    }
+    origins = {node: keys_ for node, keys_ in origins.items() if keys_}
+    steps = [
+        step.changed(
+            places=places, rectified=_is_rectified(graph, step, forms), positive=_is_positive(graph, step, forms)
+        )
+        for step, places in zip(steps, wanted)
+    ]
+    shortcuts = () if everything else find_shortcuts(graph, steps)  # the ledger looks at each node by itself
+    return Plan(
+        preset=preset,
+        steps=tuple(steps),
+        output_forms=output_forms,
+        input_forms=input_forms,
+        forms=forms | {ref[0]: form for ref, form in zip(graph.inputs, input_forms)},
+        sources=needed,
+        uses=uses,
+        promises=describe(graph, sources, origins) if sources else (),
+        nodes=len(graph),
+        ops=len(set(graph.types)),
+        replayed=_read_by_replays(graph, needed),
+        leaves=tuple(sorted(_leaves(needed) - {node for node, _ in graph.inputs})),
+        may_view=frozenset(key for key, source in needed.items() if _may_view(graph, source)),
+        touched=_touched(graph, steps, needed, shortcuts),
+        shortcuts=shortcuts,
+        missing=dict(missing_ops(graph)),
+    )
+
+
+def _may_view(graph: Graph, source: Source) -> bool:
+    if not isinstance(source, Undo) and not (isinstance(source, Replay) and not source.recorded):
+        return False
+    op = OPS[graph.types[source.node].__name__]
+    return len(source.operands) == 1 and (op.views or op.reshapes)
+
+
+def _touched(
+    graph: Graph, steps: list[Step], sources: dict[Key, Source], shortcuts: tuple[Shortcut, ...]
+) -> dict[int, str | None]:
+    hooked = [step for step in steps if any(step.hooks)]
+    nodes = {step.node: None if step.convert or step.multiply else step.rule.device for step in hooked if step.looks}
+    nodes |= dict.fromkeys([step.fold for step in hooked if step.fold is not None])
+    nodes |= dict.fromkeys(
+        [getattr(source, "holder", getattr(source, "node", steps[0].node)) for source in sources.values()]
+    )
+    nodes |= dict.fromkeys([node for shortcut in shortcuts for node in shortcut.reads])
+    return {node: nodes[node] for node in sorted(nodes) if saved_tensor_names(graph.types[node])}
+
+
+def _leaves(sources: dict[Key, Source]) -> set[int]:
+    return {source.node for source in sources.values() if isinstance(source, Leaf)}
+
+
+def _read_by_replays(graph: Graph, sources: dict[Key, Source]) -> dict[int, tuple[str, ...]]:
+    found = {}
+    for source in sources.values():
+        if isinstance(source, Replay) and not source.recorded:
+            op = OPS[graph.types[source.node].__name__]
+            known = {attribute for attribute, _ in op.saved.values()} | {op.result}
+            names = saved_tensor_names(graph.types[source.node])
+            found[source.node] = tuple(name for name in names if name not in known)
+    return found
+
+
+def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]:
+    """Where each value that a step needs is to be had."""
+    positions = dict.fromkeys(step.rule.needs(step))
+    if step.convert:
+        positions[OUT] = None
+    positions.update(dict.fromkeys(step.multiply))
+    places: dict[int, Place] = {}
+    for position in positions:
+        if position == OUT:
+            places[OUT] = _output(graph, step, forms)
+        elif position == FOLD_BIAS and step.added is not None:
+            places[FOLD_BIAS] = operand_key(graph, *step.added)
+        elif position == FOLD_BIAS and step.below is not None:
+            node, _ = step.below
+            places[FOLD_BIAS] = operand_key(graph, node, graph.op(node).linear.bias)
+        elif position == FOLD_BIAS or (step.fold is not None and position == step.bias):
+            assert step.fold is not None
+            places[FOLD_BIAS] = operand_key(graph, step.fold, 2)
+            if step.op.linear and step.op.linear.bias is not None:
+                places[step.op.linear.bias] = operand_key(graph, step.node, step.op.linear.bias)
+        else:
+            own = step.op.keeps(position, graph.edges[step.node])
+            places[position] = own or operand_key(graph, step.node, position)
+    if OUT in places and step.fold is not None and not _is_rectified(graph, step, forms):
+        places[FOLD_BIAS] = operand_key(graph, step.fold, 2)  # to make the output with
+    return places
+
+
+def _cheaper(
+    graph: Graph, step: Step, places: dict[int, Place], forms: dict[int, str], sources: Sources, subtract: bool
+) -> tuple[Step, dict[int, Place]]:
+    """The step, and where it finds its values, if there is a cheaper way to have the same."""
+    if subtract and step.rule.subtracts(step) and not step.multiply:
+        rest = _rest(graph, step, forms, sources)
+        if rest is not None:
+            step = step.changed(rest=rest)
+            return step, _wanted(graph, step, forms)
+    elif step.flat and isinstance(step.rule, LinearRule):
+        # what they are reshaped from: maps of one signal then share it
+        below = {i: sources.below(place) for i, place in places.items() if i in (OUT, step.factors[0])}
+        loose = frozenset(i for i, place in below.items() if place != places[i])
+        if loose:
+            return step.changed(loose=loose), {**places, **below}
+    return step, places
+
+
+def _rest(graph: Graph, step: Step, forms: dict[int, str], sources: Sources) -> int | None:
+    """Which operand of a sum need not be made, because its output is kept."""
+    first, second = graph.edges[step.node]
+    if first == second or not sources.is_kept(_output(graph, step.changed(rest=0), forms)):
+        return None
+    keys = [operand_key(graph, step.node, position) for position in (0, 1)]
+    made = [position for position in (0, 1) if not sources.is_kept(keys[position])]
+    # best the one that would be had as this very difference
+    return min(made, key=lambda position: not sources.is_rest(keys[position], step.node), default=None)
+
+
+def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
+    node = step.top if step.fold is None else step.node
+    if _is_rectified(graph, step, forms):
+        return value_key((graph.consumers[(step.top, 0)][0][0], 0))
+    if node == step.node and step.op.result is not None:
+        return step.op.result
+    return value_key((node, 0))
+
+
+def _is_rectified(graph: Graph, step: Step, forms: dict[int, str]) -> bool:
+    """Is a rectifier the only consumer? No relevance arrives where it is shut, and where it is open the values agree."""
+    if not isinstance(step.rule, LinearRule) and step.rest is None:
+        return False
+    above = _only_user(graph, step, forms)
+    return above is not None and graph.op(above).rectifies
+
+
+def _is_positive(graph: Graph, step: Step, forms: dict[int, str]) -> bool:
+    """Is the only consumer one that hands nothing down where its operand is not positive?"""
+    above = _only_user(graph, step, forms) if isinstance(step.rule, LinearRule) else None
+    return above is not None and graph.op(above).shuts(graph.attributes_of(above))
+
+
+def _only_user(graph: Graph, step: Step, forms: dict[int, str]) -> int | None:
+    """The only consumer of a step's output, if coefficients arrive there and from nowhere else."""
+    node = step.top
+    users = graph.consumers.get((node, 0), [])
+    if len(users) != 1 or (node, 0) in graph.outputs or forms[node] != "s":
+        return None
+    above, _ = users[0]
+    return above if graph.types[above].__name__ in OPS else None
+
+
+def _closure(sources: Sources, keys: set[Key], uses: Counter[Key]) -> dict[Key, Source]:
+    """All sources behind the keys, counting how often each value is used."""
+    needed: dict[Key, Source] = {}
+    stack = list(keys)
+    while stack:
+        key = stack.pop()
+        if key in needed:
+            continue
+        source = needed[key] = sources.short(key)
+        for operand in source.operands:
+            uses[operand] += 1
+            stack.append(operand)
+    return needed
+
+
+def _lost(graph: Graph, lost: list[tuple[Step, int]]) -> LostActivationError:
+    lines = []
+    for step, position in lost[:8]:
+        what = "its output" if position == OUT else f"operand {position}"
+        shape = tuple(output_shape(graph.handles[step.node], 0))
+        lines.append(f"  {graph.where(step.node)}, output shape {shape}: {step.rule} needs {what}")
+    more = f"\n  … and {len(lost) - 8} more" if len(lost) > 8 else ""
+    return LostActivationError(
+        "values that autograd did not keep and nothing can rebuild (a constant or frozen operand leaves no trace):\n"
+        + "\n".join(lines)
+        + more
+        + "\nRemedy: call dynamiclrp.explain, which records them during the forward pass; or let the parameters that are "
+        "added (biases, embeddings) require gradients; or override the rule of these operations."
+    )
