@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+# isort: off
+import oracles  # noqa: F401  mends torchvision before transformers imports it
+
+# isort: on
+import dynamiclrp as dlrp
+
 
 @pytest.fixture
 def bench(monkeypatch):
@@ -85,3 +91,38 @@ def test_rows_that_are_run_alone_join_the_others(bench, monkeypatch, tmp_path):
         run(*short, "--only", "atnlrp")
     assert json.loads(path.read_text())["models"]["Mamba-130m, 64 tokens, batch 1"]["rows"] == again
     assert [again[label] for label in ("forward", speed.FLOOR)] == [whole[label] for label in ("forward", speed.FLOOR)]
+
+
+@pytest.fixture
+def zoo(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "bench"))
+    import zoo
+
+    yield zoo
+    sys.modules.pop("zoo", None)
+
+
+def test_the_zoo_on_a_device_is_compared_with_the_cpu(zoo):
+    built = []
+    found = zoo.examine("transformers", "gpt2", lambda: built.append(True), device="cpu")
+    assert built
+    assert (found["default"], found["dynamic"]) == ("same", "same")
+    assert found["default, bf16"].startswith("ranks 0.99")
+
+
+def test_another_relevance_there_is_a_fault(zoo, monkeypatch):
+    """Also in float64, so it is no rounding."""
+    there = zoo.back
+
+    def twice(attribution):
+        found = there(attribution)
+        return dlrp.Attribution(**{**vars(found), "relevances": {k: 2 * v for k, v in found.relevances.items()}})
+
+    monkeypatch.setattr(zoo, "back", twice)
+    found = zoo.examine("transformers", "gpt2", lambda: None, device="cpu")
+    assert found["default"] == "fault: differs by 1e+00 in float64"
+
+
+def test_what_a_library_cannot_build_says_so(zoo):
+    (why,) = zoo.examine("transformers", "timm_backbone", lambda: None, device="cpu").values()
+    assert why.startswith("NotBuilt")
