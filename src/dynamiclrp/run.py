@@ -20,6 +20,7 @@ from .errors import UnsupportedTensorError
 from .fused import fused
 from .graph import Graph
 from .here import Here
+from .pages import keep_pages
 from .plan import Plan
 from .rules.base import Grads, Hook, Hooks, divide, like
 from .saved import read_error
@@ -54,6 +55,8 @@ def run(
             ]
             values = Values(plan, graph, outputs, keep=watch is not None, batched=batched)
             device = outputs[0].device.type
+            if device == "cpu":
+                keep_pages()
             for node in values.regions:  # read before its own backward frees it
                 handles.append(graph.handles[node].register_prehook(_turn(values.saved, node)))
             ours = ours and not retain_graph and watch is None
