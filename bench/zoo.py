@@ -187,8 +187,12 @@ def in_half(case: Case, truth: dlrp.Attribution, gradient: dlrp.Attribution, dev
 
 def examine(zoo_name: str, name: str, built: Callable[[], None], device: str = "cuda") -> dict[str, str]:
     """What is to be said about one model, by what was tried."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    warnings.simplefilter("ignore")
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tried(zoo_name, name, built, device)
+
+
+def tried(zoo_name: str, name: str, built: Callable[[], None], device: str) -> dict[str, str]:
     try:
         case = zoo(zoo_name).build(name)
     except Exception as error:
