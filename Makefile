@@ -4,17 +4,20 @@
 #   make test    format, lint, types, tests (the documentation is built by them)
 #   make docs    the documentation as a site, in site/
 #   make bench   what explanations cost on this machine; BENCH='--models ...' chooses (minutes)
+#   make same    the same numbers as another commit gives? SINCE=HEAD chooses it, SAME=--quick takes a minute
+#   make beside  what explanations cost beside another commit (minutes); SINCE as above, BESIDE='--models ...'
 #
 # Another interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV   ?= .venv
 OUT    ?= demo.html
+SINCE  ?= 0c78600
 
 py  := $(VENV)/bin/python
 pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test docs bench clean
+.PHONY: demo test docs bench same beside clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -33,6 +36,12 @@ docs: $(VENV)/test.stamp
 
 bench: $(VENV)/test.stamp
 	$(py) bench/speed.py --batches 1 $(BENCH)
+
+same: $(VENV)/test.stamp
+	$(py) bench/same.py --since $(SINCE) $(SAME)
+
+beside: $(VENV)/test.stamp
+	$(py) bench/beside.py --since $(SINCE) $(BESIDE)
 
 $(VENV)/base.stamp: constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else "dynamiclrp needs Python 3.10 to 3.13, %s is %d.%d: make PYTHON=..." % ((sys.executable,) + v))'
