@@ -24,10 +24,12 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from sides import ROOT, SINCE, Lost, Side, answer, tree_of
 
@@ -72,6 +74,35 @@ def explained(model: Any, inputs: dict[str, Any], preset: Any, ledger: bool = Fa
     return found
 
 
+class Wide(TorchFunctionMode):
+    """Leaves out the casts to float32 that models write down, so that what is said to be float64 is."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = dict(kwargs or {})
+        if function is Tensor.float and args[0].dtype is torch.float64:
+            return args[0]
+        if args and isinstance(args[0], Tensor) and args[0].dtype is torch.float64:
+            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+            if keywords.get("dtype") is torch.float32:
+                keywords["dtype"] = torch.float64
+        return function(*args, **keywords)
+
+
+def in_float64(model: Any) -> Any:
+    """The model with all of its forward pass in float64; compiled parts decide for themselves."""
+    model = model.double()
+    if not any(hasattr(module, "_orig_mod") for module in model.modules()):
+        forward = model.forward
+
+        @wraps(forward)
+        def wide(*args: Any, **kwargs: Any) -> Any:
+            with Wide():
+                return forward(*args, **kwargs)
+
+        model.forward = wide
+    return model
+
+
 def explain_all(name: str, wanted: list[str], device: str) -> dict[Any, Any]:
     """Everything about one model: by preset and way; or why it could not be built."""
     from cases import build
@@ -82,8 +113,7 @@ def explain_all(name: str, wanted: list[str], device: str) -> dict[Any, Any]:
         inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in case.inputs.items()}
         with torch.no_grad():  # what some models keep of their last run can only be copied if it has no graph
             model(**inputs)
-        exact = copy.deepcopy(model).double()
-        nudged = copy.deepcopy(exact)
+        exact, nudged = (in_float64(copy.deepcopy(model)) for _ in range(2))
     except Exception as error:
         return {"not built": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
     torch.manual_seed(1)

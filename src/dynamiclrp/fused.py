@@ -63,12 +63,6 @@ FORMULAS = {
     ),
     # what queries, keys and values take of what arrives
     "parts": Formula("a b c", ("a * of_a", "b * of_b", "c * of_c"), numbers="of_a of_b of_c"),
-    # a residual, and what goes back through a norm beside it; beside bfloat16 the statistic is a float32, whose bits come in two halves
-    "add_scaled": Formula("g s weight statistic", ("g + s * weight * statistic",)),
-    "add_scaled_wide": Formula(
-        "g s weight low high", ("g + s * weight * statistic",),
-        "A statistic = __uint_as_float(__float_as_uint(high) | __float_as_uint(low) >> 16);",
-    ),
     # g + sgn(x) · more
     "add_signed": Formula("g more x", ("g + (x < 0 ? -more : more)",)),
     # the epsilon rule of coefficients, which are 0 for z = 0 and whole for an infinite z (an additive mask); of relevance

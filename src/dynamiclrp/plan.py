@@ -22,7 +22,6 @@ from .promise import (
     Rest,
     Source,
 )
-from .shortcuts import Shortcut
 from .step import Step
 
 
@@ -57,19 +56,12 @@ class Plan:
     leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
     may_view: frozenset[Key]  # values that are views of their one operand, if strides allow it
     touched: dict[int, str | None]  # nodes of whose saved tensors some are read: on which kind of device; None: any
-    shortcuts: tuple[Shortcut, ...]
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
     @cached_property
     def hooked(self) -> tuple[Step, ...]:
         """Steps that are more than the native backward, and than what `parted` says."""
         return tuple(step for step in self.steps if any(step.hooks) and step.divides == 1)
-
-    @cached_property
-    def beside_shortcuts(self) -> tuple[Step, ...]:
-        """Those among them whose rule no shortcut does."""
-        covered = {node for shortcut in self.shortcuts for node in shortcut.covers}
-        return tuple(step for step in self.hooked if step.node not in covered)
 
     @cached_property
     def parted(self) -> tuple[tuple[int, int], ...]:
@@ -131,10 +123,10 @@ class Plan:
             (step.name, str(step.kind), repr(step.rule) if any(step.hooks) else "native") for step in self.steps
         )
         width = max((len(name) for name, _, _ in counts), default=0)
-        s, shortcuts = self.statistics, f"{len(self.shortcuts)} shortcuts, " if self.shortcuts else ""
+        s = self.statistics
         lines = [
             f"Plan: {self.preset!r}, {s.live} live of {s.nodes} nodes, {len(self.hooked) + len(self.parted)} hooked, "
-            f"{shortcuts}{s.promises} promises, {s.internal_nodes} internal nodes, depth {s.depth}, density {s.density:.3f}",
+            f"{s.promises} promises, {s.internal_nodes} internal nodes, depth {s.depth}, density {s.density:.3f}",
         ]
         lines += [f"  {n:5} x {name:{width}}  {kind:10}  {rule}" for (name, kind, rule), n in sorted(counts.items())]
         if self.missing:

@@ -27,8 +27,6 @@ from .promise import (
 )
 from .rules import OUT, LinearRule
 from .saved import output_shape, saved_tensor_names
-from .shortcuts import Shortcut
-from .sites import find as find_shortcuts
 from .step import FOLD_BIAS, Place, Step
 
 
@@ -119,7 +117,6 @@ def _promise(
         )
         for step, places in zip(steps, wanted)
     ]
-    shortcuts = () if everything else find_shortcuts(graph, steps)  # the ledger looks at each node by itself
     return Plan(
         preset=preset,
         steps=tuple(steps),
@@ -134,8 +131,7 @@ def _promise(
         replayed=_read_by_replays(graph, needed),
         leaves=tuple(sorted(_leaves(needed) - {node for node, _ in graph.inputs})),
         may_view=frozenset(key for key, source in needed.items() if _may_view(graph, source)),
-        touched=_touched(graph, steps, needed, shortcuts),
-        shortcuts=shortcuts,
+        touched=_touched(graph, steps, needed),
         missing=dict(missing_ops(graph)),
     )
 
@@ -147,16 +143,13 @@ def _may_view(graph: Graph, source: Source) -> bool:
     return len(source.operands) == 1 and (op.views or op.reshapes)
 
 
-def _touched(
-    graph: Graph, steps: list[Step], sources: dict[Key, Source], shortcuts: tuple[Shortcut, ...]
-) -> dict[int, str | None]:
+def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> dict[int, str | None]:
     hooked = [step for step in steps if any(step.hooks)]
     nodes = {step.node: None if step.convert or step.multiply else step.rule.device for step in hooked if step.looks}
     nodes |= dict.fromkeys([step.fold for step in hooked if step.fold is not None])
     nodes |= dict.fromkeys(
         [getattr(source, "holder", getattr(source, "node", steps[0].node)) for source in sources.values()]
     )
-    nodes |= dict.fromkeys([node for shortcut in shortcuts for node in shortcut.reads])
     return {node: nodes[node] for node in sorted(nodes) if saved_tensor_names(graph.types[node])}
 
 

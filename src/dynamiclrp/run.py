@@ -60,16 +60,11 @@ def run(
             for node in values.regions:  # read before its own backward frees it
                 handles.append(graph.handles[node].register_prehook(_turn(values.saved, node)))
             ours = ours and not retain_graph and watch is None
-            short = watch is None and not batched and not values.regions
-            for shortcut in plan.shortcuts if short else ():
-                for node, after, hook in shortcut.hooks(graph, values.saved, handles):
-                    handle = graph.handles[node]
-                    handles.append(handle.register_hook(hook) if after else handle.register_prehook(hook))
             for node, parts in plan.parted if watch is None else ():
                 handle = graph.handles[node].register_prehook(_dividing(parts))
                 if not ours:  # it holds nothing, and goes with the graph
                     handles.append(handle)
-            for step in plan.steps if watch is not None else plan.beside_shortcuts if short else plan.hooked:
+            for step in plan.steps if watch is not None else plan.hooked:
                 if ours and step.blanks and values.blank(step.node, step.blanks):
                     continue
                 if ours and step.alike:
