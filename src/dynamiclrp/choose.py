@@ -9,27 +9,21 @@ from dataclasses import replace
 
 from . import patterns
 from .errors import PresetError
-from .graph import Graph, Ref
+from .graph import Graph
 from .ops import OPS, Kind, Op
 from .presets import Preset
 from .rules import (
-    AbsoluteShare,
-    Affine,
-    Epsilon,
     Folded,
     Gamma,
     Gradient,
     Identity,
     LinearRule,
-    Move,
-    Parted,
     PassScale,
     Rule,
     ScaleFixed,
     SignalTakesAll,
     Split,
     Uniform,
-    Whole,
 )
 from .step import Step
 
@@ -250,70 +244,3 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
     outputs = tuple(form.get(ref[0], "s") for ref in graph.outputs)
     inputs = tuple(form[ref[0]] for ref in graph.inputs)
     return ordered, outputs, inputs
-
-
-def gather(graph: Graph, steps: list[Step]) -> list[Step]:
-    """Where the results of many products only move to one place (a scan that stacks what each token gave), their equal
-    parts are taken there: one launch in place of one for each product."""
-    held: dict[int, tuple[int, list[int]]] = {}  # by node: into how many parts what it holds is to go, and its products
-    taken: set[int] = set()  # nodes whose results went on into one that holds them
-    apart = {*graph.outputs, *graph.inputs}
-    for step in reversed(steps):  # operands stand before their consumers
-        node = step.node
-        if step.convert or step.multiply or step.form != "s":
-            continue
-        if type(step.rule) is Uniform and step.edits == (True, False):
-            held[node] = step.parts, [node]
-        elif type(step.rule) is Move and node not in graph.widths:
-            refs = [graph.operand(node, i) for i in step.live]
-            found = [held[ref[0]] for ref in refs if ref[0] in held and ref not in apart]
-            alone = all(len(graph.consumers[ref]) == 1 for ref in refs)
-            if alone and len(found) == len(refs) and len({parts for parts, _ in found}) == 1:
-                held[node] = found[0][0], [product for _, products in found for product in products]
-                taken.update(ref[0] for ref in refs)
-    rules: dict[int, Rule] = {}
-    for node, (parts, products) in held.items():
-        if node not in taken and len(products) > 1:
-            rules |= {node: Parted(parts)} | dict.fromkeys(products, Whole())
-    return [step.changed(rule=rules[step.node]) if step.node in rules else step for step in steps]
-
-
-def merge(graph: Graph, steps: list[Step]) -> list[Step]:
-    """Where a batch norm, or a sum, is all that uses a linear map's output, the map's epsilon rule is done in its kernel."""
-    known = {step.node: step for step in steps}
-    apart = {*graph.outputs, *graph.inputs}
-    for step in steps:
-        rule = step.rule
-        if type(rule) is not Epsilon or not step.op.linear or not _is_plain(step) or step.edits != (True, False):
-            continue
-        found = _only_use(graph, known, apart, step.node)
-        if found is None:
-            continue
-        user, position = found
-        if type(user.rule) is Affine and user.rule.bias == "absolute" and not user.multiply:
-            if graph.consumers[(step.node, 0)] == [(user.node, 0)] and rule.of_coefficients(step):
-                known[user.node] = user.changed(rule=replace(user.rule, below=rule.eps))
-                known[step.node] = step.changed(rule=Whole())
-        elif type(user.rule) is AbsoluteShare and user.rule.merges(user) and step.flat and rule.top == 1:
-            bias = not rule.of_coefficients(step)
-            below = replace(user.rule, below=rule.eps)
-            known[user.node] = user.changed(rule=below, below=(step.node, position), has_bias=bias)
-            known[step.node] = step.changed(rule=Whole())
-    return [known[step.node] for step in steps]
-
-
-def _is_plain(step: Step) -> bool:
-    """Do coefficients arrive and go on?"""
-    return step.form == "s" and not (step.convert or step.multiply)
-
-
-def _only_use(graph: Graph, steps: dict[int, Step], apart: set[Ref], node: int) -> tuple[Step, int] | None:
-    """The only step that uses what a node makes, past reshapes, and as which operand."""
-    while (node, 0) not in apart and len(graph.consumers.get((node, 0), ())) == 1:
-        ((node, position),) = graph.consumers[(node, 0)]
-        step = steps.get(node)
-        if step is None:
-            return None
-        if not (step.op.reshapes and type(step.rule) is Move and _is_plain(step)):
-            return step, position
-    return None

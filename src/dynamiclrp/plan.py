@@ -55,24 +55,18 @@ class Plan:
     replayed: dict[int, tuple[str, ...]]  # by node that is replayed: the saved tensors its forward may read
     leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
     may_view: frozenset[Key]  # values that are views of their one operand, if strides allow it
-    touched: dict[int, str | None]  # nodes of whose saved tensors some are read: on which kind of device; None: any
+    touched: tuple[int, ...]  # nodes of whose saved tensors some are read
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
     @cached_property
     def hooked(self) -> tuple[Step, ...]:
-        """Steps that are more than the native backward, and than what `parted` says."""
-        return tuple(step for step in self.steps if any(step.hooks) and step.divides == 1)
-
-    @cached_property
-    def parted(self) -> tuple[tuple[int, int], ...]:
-        """Nodes whose rule only divides what arrives into equal parts, and how many."""
-        return tuple((step.node, step.divides) for step in self.steps if step.divides != 1)
+        """Steps that are more than the native backward."""
+        return tuple(step for step in self.steps if any(step.hooks))
 
     @cached_property
     def differences(self) -> tuple[int, ...]:
         """Sums from which one operand is taken to have the other."""
-        sources = {source.node: None for source in self.sources.values() if isinstance(source, Rest)}
-        return tuple(sources | {step.node: None for step in self.steps if step.rest is not None})
+        return tuple(dict.fromkeys(source.node for source in self.sources.values() if isinstance(source, Rest)))
 
     @cached_property
     def needs_parameters(self) -> bool:
@@ -125,7 +119,7 @@ class Plan:
         width = max((len(name) for name, _, _ in counts), default=0)
         s = self.statistics
         lines = [
-            f"Plan: {self.preset!r}, {s.live} live of {s.nodes} nodes, {len(self.hooked) + len(self.parted)} hooked, "
+            f"Plan: {self.preset!r}, {s.live} live of {s.nodes} nodes, {len(self.hooked)} hooked, "
             f"{s.promises} promises, {s.internal_nodes} internal nodes, depth {s.depth}, density {s.density:.3f}",
         ]
         lines += [f"  {n:5} x {name:{width}}  {kind:10}  {rule}" for (name, kind, rule), n in sorted(counts.items())]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .choose import choose, gather, merge, settle_forms
+from .choose import choose, settle_forms
 from .errors import LostActivationError, UnknownOpError
 from .graph import Graph
 from .ops import OPS, Kind
@@ -41,8 +41,6 @@ def make_plan(
     if on_missing == "error":
         _refuse_unknown(graph)
     steps, output_forms, input_forms = settle_forms(graph, choose(graph, preset))
-    if not everything:  # the ledger looks at each product by itself
-        steps = merge(graph, gather(graph, steps))
     return _promise(graph, preset, steps, output_forms, input_forms, everything, coarse)
 
 
@@ -88,12 +86,6 @@ def _promise(
     wanted = [_wanted(graph, step, forms) for step in steps]
     keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
     sources: Sources | None = Sources(graph, coarse) if keys or everything else None
-    if sources is not None and not everything:  # the ledger looks at each value by itself
-        found = [
-            _cheaper(graph, step, places, forms, sources, subtract=not coarse) for step, places in zip(steps, wanted)
-        ]
-        steps, wanted = [step for step, _ in found], [places for _, places in found]
-        keys = {place for places in wanted for place in places.values() if isinstance(place, tuple)}
     lost = [
         (step, position)
         for step, places in zip(steps, wanted)
@@ -143,14 +135,11 @@ def _may_view(graph: Graph, source: Source) -> bool:
     return len(source.operands) == 1 and (op.views or op.reshapes)
 
 
-def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> dict[int, str | None]:
+def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> tuple[int, ...]:
     hooked = [step for step in steps if any(step.hooks)]
-    nodes = {step.node: None if step.convert or step.multiply else step.rule.device for step in hooked if step.looks}
-    nodes |= dict.fromkeys([step.fold for step in hooked if step.fold is not None])
-    nodes |= dict.fromkeys(
-        [getattr(source, "holder", getattr(source, "node", steps[0].node)) for source in sources.values()]
-    )
-    return {node: nodes[node] for node in sorted(nodes) if saved_tensor_names(graph.types[node])}
+    nodes = {node for step in hooked for node in (step.node, step.fold) if node is not None}
+    nodes |= {getattr(source, "holder", getattr(source, "node", steps[0].node)) for source in sources.values()}
+    return tuple(node for node in sorted(nodes) if saved_tensor_names(graph.types[node]))
 
 
 def _leaves(sources: dict[Key, Source]) -> set[int]:
@@ -180,9 +169,6 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
             places[OUT] = _output(graph, step, forms)
         elif position == FOLD_BIAS and step.added is not None:
             places[FOLD_BIAS] = operand_key(graph, *step.added)
-        elif position == FOLD_BIAS and step.below is not None:
-            node, _ = step.below
-            places[FOLD_BIAS] = operand_key(graph, node, graph.op(node).linear.bias)
         elif position == FOLD_BIAS or (step.fold is not None and position == step.bias):
             assert step.fold is not None
             places[FOLD_BIAS] = operand_key(graph, step.fold, 2)
@@ -196,35 +182,6 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
     return places
 
 
-def _cheaper(
-    graph: Graph, step: Step, places: dict[int, Place], forms: dict[int, str], sources: Sources, subtract: bool
-) -> tuple[Step, dict[int, Place]]:
-    """The step, and where it finds its values, if there is a cheaper way to have the same."""
-    if subtract and step.rule.subtracts(step) and not step.multiply:
-        rest = _rest(graph, step, forms, sources)
-        if rest is not None:
-            step = step.changed(rest=rest)
-            return step, _wanted(graph, step, forms)
-    elif step.flat and isinstance(step.rule, LinearRule):
-        # what they are reshaped from: maps of one signal then share it
-        below = {i: sources.below(place) for i, place in places.items() if i in (OUT, step.factors[0])}
-        loose = frozenset(i for i, place in below.items() if place != places[i])
-        if loose:
-            return step.changed(loose=loose), {**places, **below}
-    return step, places
-
-
-def _rest(graph: Graph, step: Step, forms: dict[int, str], sources: Sources) -> int | None:
-    """Which operand of a sum need not be made, because its output is kept."""
-    first, second = graph.edges[step.node]
-    if first == second or not sources.is_kept(_output(graph, step.changed(rest=0), forms)):
-        return None
-    keys = [operand_key(graph, step.node, position) for position in (0, 1)]
-    made = [position for position in (0, 1) if not sources.is_kept(keys[position])]
-    # best the one that would be had as this very difference
-    return min(made, key=lambda position: not sources.is_rest(keys[position], step.node), default=None)
-
-
 def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
     node = step.top if step.fold is None else step.node
     if _is_rectified(graph, step, forms):
@@ -236,9 +193,7 @@ def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
 
 def _is_rectified(graph: Graph, step: Step, forms: dict[int, str]) -> bool:
     """Is a rectifier the only consumer? No relevance arrives where it is shut, and where it is open the values agree."""
-    if not isinstance(step.rule, LinearRule) and step.rest is None:
-        return False
-    above = _only_user(graph, step, forms)
+    above = _only_user(graph, step, forms) if isinstance(step.rule, LinearRule) else None
     return above is not None and graph.op(above).rectifies
 
 

@@ -169,34 +169,6 @@ class Sources:
         """None: the value is lost."""
         return self.table.get(key)
 
-    def is_kept(self, place: str | Key) -> bool:
-        """Is it there, or a view of what is?"""
-        while isinstance(place, tuple):
-            source = self.table.get(place)
-            if isinstance(source, (Kept, Leaf, Given)):
-                return True
-            if not isinstance(source, (Undo, Replay)):
-                return False
-            op = self.ops[source.node]
-            if op is None or not (op.views or op.reshapes):
-                return False
-            place = source.operands[0]
-        return True
-
-    def is_rest(self, key: Key, node: int) -> bool:
-        """Is it had as what this node makes minus its other operand?"""
-        source = self.table.get(key)
-        return isinstance(source, Rest) and source.node == node
-
-    def below(self, place: str | Key) -> str | Key:
-        """What a value is reshaped from; itself, if it is not."""
-        while isinstance(place, tuple):
-            source = self.table.get(place)
-            if source is None or not self._reshapes(source):
-                break
-            (place,) = source.operands
-        return place
-
     def short(self, key: Key) -> Source:
         """Where to have a value that is not lost: of several reshapes in a row, the last."""
         source = self.table[key]

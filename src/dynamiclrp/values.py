@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from .saved import (
     read_ahead,
     saved_tensor,
     swap,
-    zeros_like,
 )
 
 
@@ -46,15 +44,12 @@ class Values:
     """Promises fulfilled: each value is computed once, when first needed, and let go after its last use."""
 
     def __init__(
-        self, plan: Plan, graph: Graph, outputs: Sequence[Tensor], keep: bool = False, batched: bool = False
+        self, plan: Plan, graph: Graph, outputs: Sequence[Tensor], keep: bool = False, ours: bool = False
     ) -> None:
-        self.plan, self.graph, self.outputs, self.keep, self.batched = plan, graph, outputs, keep, batched
+        self.plan, self.graph, self.outputs, self.keep, self.ours = plan, graph, outputs, keep, ours
         self.left = dict(plan.uses)
         self.scratch: dict[Any, Any] = {}  # what is needed again, by the same node or by others
         self.ready: dict[Key, Any] = {}
-        self._absolute: dict[Key, Tensor] = {}  # one at most
-        self._open: set[int] = set()  # nodes whose own backward reads what rules put into `_instead`
-        self._instead: dict[int, Tensor] = {}
         self._ahead: dict[int, dict[str, Any]] = {}  # saved tensors that were read before their node's turn
         self.regions = self._find_regions()
         for node, names in plan.extras:  # a replay may come after its node's turn, when what it saved is freed
@@ -106,9 +101,8 @@ class Values:
         """Checkpointed regions by node. Older torch cannot recompute one of them twice in a backward pass: read all now."""
         found: dict[Any, Region] = {}
         regions = {}
-        here = self.outputs[0].device.type
-        for node, device in self.plan.touched.items():
-            mark = checkpoint_mark(self.graph.handles[node]) if device in (None, here) else None
+        for node in self.plan.touched:
+            mark = checkpoint_mark(self.graph.handles[node])
             if mark is not None:
                 regions[node] = found.setdefault(mark, Region([]))
                 regions[node].nodes.append(node)
@@ -124,30 +118,10 @@ class Values:
             self._read(self.regions[node])
         return Saved(self.graph.handles[node], self._ahead.get(node), self.scratch)
 
-    def blank(self, node: int, names: tuple[str, ...]) -> bool:
-        """Let a node's own backward find zeros in what it saved. Could it be done? What others need of it is read by now."""
-        handle = self.graph.handles[node]
-        return node not in self.regions and all(swap(handle, name, self._zeros, _as_it_is) for name in names)
-
-    def _zeros(self, tensor: Tensor) -> Tensor:
-        return zeros_like(tensor, self.scratch)
-
-    def open(self, node: int, name: str) -> None:
-        """Let a rule choose what the node's own backward will find in what it saved, by `replace`."""
-        if node not in self.regions and swap(self.graph.handles[node], name, _as_it_is, partial(self._chosen, node)):
-            self._open.add(node)
-
-    def is_open(self, node: int) -> bool:
-        return node in self._open
-
-    def replace(self, node: int, value: Tensor) -> bool:
-        """Let the node's own backward find this value. Was it open?"""
-        if node in self._open:
-            self._instead[node] = value
-        return node in self._open
-
-    def _chosen(self, node: int, value: Tensor) -> Tensor:
-        return self._instead.pop(node, value)
+    def replace(self, node: int, name: str, value: Tensor) -> bool:
+        """Let the node's own backward find this value in what it saved. Could it be done? What others need of it is read by now."""
+        free = self.ours and node not in self.regions
+        return free and swap(self.graph.handles[node], name, lambda held: held, lambda held: value)
 
     def _read(self, region: Region) -> None:
         """Recompute a checkpointed region and keep what its nodes saved, until they have all had their turn."""
@@ -196,15 +170,6 @@ class Values:
             else:
                 ready[current] = self._build(source)
                 stack.pop()
-
-    def absolute(self, key: Key, value: Tensor) -> Tensor:
-        """The magnitude of a value that was taken; held for those who take it next."""
-        made = self._absolute.pop(key, None)
-        if made is None:
-            made = torch.abs(value)
-        if key in self.ready:
-            self._absolute = {key: made}
-        return made
 
     def peek(self, key: Key) -> Any:
         """The value of a tensor, out of turn, or None if it is lost; only where values are kept to the end."""
@@ -257,7 +222,3 @@ class Values:
             value = value / factors[position]
         ref = self.graph.operand(node, position)
         return unbroadcast(value, output_shape(self.graph.handles[ref[0]], ref[1]))
-
-
-def _as_it_is(value: Any) -> Any:
-    return value

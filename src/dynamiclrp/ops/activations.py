@@ -23,19 +23,8 @@ def _gelu_ratio(n: Any) -> Tensor:
 
 def _hardtanh_ratio(n: Any) -> Tensor:
     x, low, high = n.several(("self", "min_val", "max_val"))
-    if not low <= 0 < high:
-        return torch.where(x == 0, 0, x.clamp(low, high) / x)
-    high, low = (torch.full((), bound, dtype=x.dtype) for bound in (high, low))
-    above = high / x.clamp(min=high)
-    if low == 0:  # ReLU6: in one pass what `where` needs three for
-        return torch.ops.aten.threshold_backward(above, x, 0)
-    return above.mul_(low / x.clamp(max=low))
-
-
-def _hardtanh_kernel(n: Any) -> tuple[Any, ...]:
-    x, low, high = n.several(("self", "min_val", "max_val"))
-    slope = float(low < 0)  # at 0
-    return ("hardtanh", x, {"low": float(low), "high": float(high), "slope": slope}) if low <= 0 < high else ()
+    slope = float(low < 0 < high)  # at 0
+    return torch.where(x == 0, slope, x.clamp(low, high) / x)
 
 
 def _kind_of_power(exponent: Any) -> Kind:
@@ -65,9 +54,9 @@ def _rrelu(n: Any, x: Tensor) -> Tensor:
 row("ReluBackward0", A, result="result", forward=lambda n, x: F.relu(x), rectifies=True, shuts=lambda signature: True,
     ratio=lambda n: (n.result > 0).to(n.result.dtype))  # fmt: skip
 row("GeluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.gelu(x, approximate=n.approximate),
-    ratio=_gelu_ratio, fused=lambda n: ("gelu_tanh" if n.approximate == "tanh" else "gelu", n.self))  # fmt: skip
+    ratio=_gelu_ratio)  # fmt: skip
 row("SiluBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.silu(x),
-    ratio=lambda n: torch.sigmoid(n.self), fused=lambda n: ("silu", n.self))  # fmt: skip
+    ratio=lambda n: torch.sigmoid(n.self))  # fmt: skip
 row("MishBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.mish(x),
     ratio=lambda n: torch.tanh(F.softplus(n.self)))  # fmt: skip
 row("HardswishBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.hardswish(x),
@@ -82,7 +71,7 @@ row("RreluWithNoiseBackward1", A, result="result", forward=_rrelu)
 row("PreluKernelBackward0", A, saved={0: ("self", None), 1: ("weight", None)},
     forward=lambda n, x, w: torch.where(x > 0, x, w * x))  # fmt: skip
 row("HardtanhBackward0", A, saved=KEEPS_INPUT, forward=lambda n, x: F.hardtanh(x, n.min_val, n.max_val),
-    ratio=_hardtanh_ratio, fused=_hardtanh_kernel,
+    ratio=_hardtanh_ratio,
     signature=lambda n: (n.min_val, n.max_val), shuts=lambda signature: signature[0] == 0 < signature[1])  # fmt: skip
 row("EluBackward0", A, saved=KEEPS_INPUT,
     forward=lambda n, x: torch.ops.aten.elu(x, n.alpha, n.scale, n.input_scale))  # fmt: skip

@@ -12,7 +12,7 @@ def _attend(n: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, n.is_causal, scale=n.scale)
 
 
-_QKV: Any = {"saved": {0: ("query", None), 1: ("key", None), 2: ("value", None)}, "result": "output", "fresh": True}
+_QKV: Any = {"saved": {0: ("query", None), 1: ("key", None), 2: ("value", None)}, "result": "output"}
 row("ScaledDotProductFlashAttentionForCpuBackward0", Kind.ATTENTION, **_QKV,
     forward=lambda n, q, k, v: _attend(n, q, k, v, n.attn_mask))  # fmt: skip
 row("ScaledDotProductFlashAttentionBackward0 ScaledDotProductCudnnAttentionBackward0", Kind.ATTENTION,

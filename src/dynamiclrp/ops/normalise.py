@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import fused as kernels
+from ..kernel import formula, stabilised
 from .table import Kind, row
 
 _LAYER_NORM = ("result2", "normalized_shape", "weight")
@@ -25,22 +25,20 @@ def _layer_norm_fixed(n: Any, s: Tensor) -> Tensor:
 def _layer_norm(n: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     # autograd keeps the statistics, not the eps they were made with
     mean, rstd = n.result1, n.result2
-    fits = weight is not None and bias is not None and x.dtype == mean.dtype == weight.dtype == bias.dtype
-    if fits and kernels.serves(x):
-        return kernels.launcher("layer_norm")(x, mean, rstd, weight, bias)
     y = (x - mean) * rstd
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias).to(n.dtype)
 
 
-def _layer_norm_quotient(n: Any, eps: float) -> Tensor:
-    x = n.input
-    return _layer_norm(n, x, n.weight, n.bias) / torch.where(x < 0, x - eps, x + eps)
+@formula
+def _quotient(s: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, *, eps: float) -> Any:
+    y = (x - mean) * rstd
+    y = y if weight is None else y * weight
+    return s * (y if bias is None else y + bias) / stabilised(x, eps)
 
 
-def _layer_norm_kernel(n: Any) -> tuple[Any, ...]:
-    x, mean, rstd, weight, bias = n.several(("input", "result1", "result2", "weight", "bias"))
-    return () if weight is None or bias is None else ("layer_norm_quotient", x, mean, rstd, weight, bias)
+def _layer_norm_quotient(n: Any, s: Tensor, eps: float) -> Tensor:
+    return _quotient(s, *n.several(("input", "result1", "result2", "weight", "bias")), eps=eps)
 
 
 def _group_norm_fixed(n: Any, s: Tensor) -> Tensor:
@@ -97,6 +95,11 @@ class BatchNorm:
         scale = torch.rsqrt(self.var + self.eps)
         return scale if self.weight is None else scale * self.weight
 
+    def shift(self, bias: Tensor | None, added: Tensor | None = None) -> Tensor:
+        """What it adds to scale · x, where x lacks what was `added` to it."""
+        mean = self.mean if added is None else self.mean - added
+        return -mean * self.scale if bias is None else torch.addcmul(bias, mean, self.scale, value=-1)
+
     def __call__(self, x: Tensor, shift: Tensor | None) -> Tensor:
         return _normalised(x, self.mean, self.var, self.weight, shift, False, self.eps)
 
@@ -128,13 +131,13 @@ def _normalised(
 
 row("NativeLayerNormBackward0", Kind.NORMALISE,
     saved={0: ("input", None), 1: ("weight", None), 2: ("bias", None)}, fixed=_layer_norm_fixed,
-    blank=("input", "result1"), quotient=_layer_norm_quotient, fused=_layer_norm_kernel, forward=_layer_norm)  # fmt: skip
+    quotient=_layer_norm_quotient, forward=_layer_norm)  # fmt: skip
 row("NativeGroupNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
-    fixed=_group_norm_fixed, blank=("input", "result1"), signature=lambda n: (n.weight is not None,),
+    fixed=_group_norm_fixed, signature=lambda n: (n.weight is not None,),
     absent=lambda signature: () if signature[0] else (1, 2),
     forward=lambda n, x, w=None, b=None: F.group_norm(x, n.group, w, b, n.eps))  # fmt: skip
 row("FusedRmsNormBackward0", Kind.NORMALISE, saved={0: ("input", None), 1: ("weight", None)},
-    fixed=_rms_norm_fixed, root=lambda n: n.several(("input", "result1", "weight")), blank=("input",))  # fmt: skip
+    fixed=_rms_norm_fixed, root=lambda n: n.several(("input", "result1", "weight")))  # fmt: skip
 for _names in (
     "NativeBatchNormBackward0 CudnnBatchNormBackward0 MiopenBatchNormBackward0",
     "NativeBatchNormLegitBackward0 NativeBatchNormLegitBackward1 NativeBatchNormLegitNoTrainingBackward0",

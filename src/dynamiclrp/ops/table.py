@@ -74,15 +74,11 @@ class Op:
     join: Callable[..., Tensor] | None = None  # the same for several outputs: (saved, outputs) → operand
     linear: LinearMap | None = None
     ratio: Callable[[Any], Tensor] | None = None  # activations: f(x)/x in closed form, from saved values
-    quotient: Callable[[Any, float], Tensor] | None = (
-        None  # the same of other functions, with an eps in the denominator
-    )
-    # for s times that: a kernel (fused.py), and what it takes beside s; its numbers last, where it has any
-    fused: Callable[[Any], tuple[Any, ...]] | None = None
+    # s · f(x)/x of other functions, with an eps in the denominator: (saved, s, eps) → that
+    quotient: Callable[[Any, Tensor, float], Tensor] | None = None
     fixed: Callable[[Any, Tensor], Tensor] | None = None  # normalisations: backward with fixed scale statistics
     # those that multiply x by the inverse of its root mean square: saved → x, that number for each row, and the weight
     root: Callable[[Any], tuple[Tensor, Tensor, Tensor | None]] | None = None
-    blank: tuple[str, ...] = ()  # the same by its own backward: the attributes that it has to find zeros in
     weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
     views: bool = False  # movement: forward and undo never copy
     reshapes: bool = (
@@ -96,7 +92,6 @@ class Op:
     factors: tuple[int, ...] = (0, 1)
     elementwise: bool = True  # products: does each element meet only its own counterpart?
     carriers: tuple[int, ...] | None = None  # transforms: operands whose values go through; the others only steer them
-    fresh: bool = False  # what its own backward returns is new memory, each its own, and may be written to
     fills: bool = False  # its output may hold more than its operands gave: constants that leave no edge
     lookup: str | None = None  # the attribute that holds integer indices into operand 0
     signature: Callable[[Any], tuple[Any, ...]] | None = None  # saved → what decides the plan beyond the graph

@@ -2,10 +2,11 @@
 
 from .base import OUT, Gradient, Grads, Move, Nothing, Rule
 from .first import Box, Flat, WSquare
-from .linear import AlphaBeta, Epsilon, Gamma, LinearRule, ZPlus
+from .linear import Epsilon, LinearRule
 from .norms import Affine, Folded, NormShare, ScaleFixed
 from .passing import Attention, Carry, FunctionShare, Identity, PassScale
-from .shares import AbsoluteShare, Parted, ProductShare, SignalTakesAll, Split, Uniform, UniformPool, Whole
+from .shares import AbsoluteShare, ProductShare, SignalTakesAll, Split, Uniform, UniformPool
+from .signed import AlphaBeta, Gamma, SignedRule, ZPlus
 
 __all__ = [
     "OUT",
@@ -27,16 +28,15 @@ __all__ = [
     "Move",
     "NormShare",
     "Nothing",
-    "Parted",
     "PassScale",
     "ProductShare",
     "Rule",
     "ScaleFixed",
     "SignalTakesAll",
+    "SignedRule",
     "Split",
     "Uniform",
     "UniformPool",
     "WSquare",
-    "Whole",
     "ZPlus",
 ]

@@ -7,29 +7,28 @@ it returned. A rule says which values it `needs`; the Promise System gets them. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..kernel import stabilised
+
 if TYPE_CHECKING:
     from ..here import Here
-    from ..saved import Saved
     from ..step import Step
 
 OUT = -1  # the output, among the positions of the operands
 
 Grads = list[Tensor | None]
-Hook = Callable[..., Any]
-Hooks = tuple[Hook | None, Hook | None]  # of autograd: before, after a node's own backward
 
 
 def stabilise(denominator: Tensor, eps: float) -> Tensor:
     """`d + eps * sgn(d)` with sgn(0) = +1, so that nothing is divided by zero (eps never underflows)."""
-    return torch.add(denominator, sign(denominator), alpha=usable(eps, denominator))
+    return stabilised(denominator, usable(eps, denominator))
 
 
 def usable(eps: float, like: Tensor) -> float:
@@ -40,11 +39,6 @@ def usable(eps: float, like: Tensor) -> float:
 @cache
 def _tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
-
-
-def sign(x: Tensor) -> Tensor:
-    """sgn(x) with sgn(0) = +1, in one kernel."""
-    return torch.copysign(torch.ones((), dtype=x.dtype), x)
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -77,6 +71,14 @@ def first_only(grads: Grads, passed: Tensor) -> Grads:
     return [None if g is None or i > 0 else passed for i, g in enumerate(grads)]
 
 
+def scaled(grads: Grads, factors: Mapping[int, float]) -> Grads:
+    """Multiply by the factors; operands without one keep what they have, a factor of 0 leaves nothing."""
+    return [
+        g if g is None or factors.get(i, 1) == 1 else g * factors[i] if factors[i] else None
+        for i, g in enumerate(grads)
+    ]
+
+
 def given(grad: Tensor | None) -> Tensor:
     """What is known to be there."""
     assert grad is not None
@@ -89,8 +91,6 @@ class Rule:
     delivers_relevance = False  # hands down R, not s
     kinds: frozenset[str] | None = None  # the kinds of operations it can serve; None: all
     needs_parameters = False  # computes with biases and other parameters that are added
-    looks = True  # reads what its node saved
-    device: str | None = None  # the kind of device on which it has something to do; None: all
 
     def fits(self, kind: str) -> bool:
         """Can it serve operations of this kind?"""
@@ -100,12 +100,6 @@ class Rule:
         """Which of `before` and `after` it has to do at this step."""
         return type(self).before is not Rule.before, type(self).after is not Rule.after
 
-    def prepare(self, step: Step) -> Any:
-        """What can be worked out once per plan; `step.prepared` holds it."""
-
-    def early(self, here: Here) -> None:
-        """What can be worked out before relevance moves, and takes no memory; `here.stash` may hold it."""
-
     def before(self, here: Here, s: Tensor) -> Tensor:
         """What to feed the native backward with."""
         return s
@@ -114,41 +108,9 @@ class Rule:
         """What to hand down in place of the native backward's results; None: nothing."""
         return grads
 
-    def short(self, here: Here) -> Hooks | None:
-        """`before` and `after` in short, for rules that meet every layer, of which one may have nothing to do; None: not at this
-        node."""
-        return None
-
-    def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
-        """`after` in short, for rules that meet every layer: (what the node saved, s) → what the first operand takes.
-
-        Used where that operand is the only live one, and coefficients arrive.
-        """
-        return None
-
-    def divides(self, step: Step) -> int:
-        """`before` in short, for rules that only divide what arrives into equal parts: how many. 1: for others."""
-        return 1
-
-    def scales(self, step: Step) -> Mapping[int, float]:
-        """`after` in short, for rules that only multiply what the native backward made for each operand."""
-        return {}
-
-    def blanks(self, step: Step) -> tuple[str, ...]:
-        """What the node saved that its own backward has to find zeros in, so that it does by itself what `direct` does."""
-        return ()
-
-    def alike(self, step: Step) -> bool:
-        """Linear maps: does it hand the same back through W and through |W|, to operands that cannot be negative?"""
-        return False
-
     def needs(self, step: Step) -> Iterable[int]:
         """Positions of the operands (or OUT) whose values the rule computes with."""
         return ()
-
-    def subtracts(self, step: Step) -> bool:
-        """Sums of two: can it do with the output in place of the operand `step.rest`?"""
-        return False
 
     def blocks(self, step: Step) -> Iterable[int]:
         """Live operands that get nothing."""
@@ -190,8 +152,6 @@ class Move(Rule):
 @dataclass(frozen=True)
 class Nothing(Rule):
     """No relevance passes."""
-
-    looks = False
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         return [None] * len(grads)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .base import OUT, Grads, stabilise
-from .linear import LinearRule, set_values
+from .linear import LinearRule
+from .signed import set_values
 
 if TYPE_CHECKING:
     from ..here import Here

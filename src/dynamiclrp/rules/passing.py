@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .. import fused as kernels
-from .base import OUT, Grads, Rule, divide, first_only, given, reduce_to, sign, stabilise, usable
+from ..kernel import sgn
+from .base import OUT, Grads, Rule, divide, first_only, given, reduce_to, scaled, stabilise, usable
 
 if TYPE_CHECKING:
     from ..here import Here
-    from ..ops import Op
-    from ..saved import Saved
     from ..step import Step
 
 
@@ -49,37 +46,15 @@ class Identity(Rule):
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
         if here.step.form == "R":
             return first_only(grads, s)
-        closed = self._closed(here.step)
-        passed = self._pass(here.op, here.saved, s, here.batched) if closed else self._quotient(here, grads, s)
-        return first_only(grads, passed)
-
-    def _pass(self, op: Op, saved: Saved, s: Tensor, batched: bool = False) -> Tensor:
-        """s · f(x)/x, from what the node saved."""
-        numbers: dict[str, Any] = {} if op.quotient is None else {"eps": usable(self.eps, s)}
-        if op.fused is not None and not batched and kernels.serves(s):
-            name, *values = op.fused(saved) or (None,)
-            dtype = s.dtype
-            own = values.pop() if values and isinstance(values[-1], dict) else {}
-            if name is not None and all(value.dtype == dtype for value in values):
-                return kernels.launcher(name, **numbers, **own)(s, *values)
-        factor: Any = op.quotient or op.ratio
-        return s * factor(saved, **numbers)
-
-    def _quotient(self, here: Here, grads: Grads, s: Tensor) -> Tensor:
-        """s · f(x)/x, from x and f(x)."""
+        if self._closed(here.step):
+            if here.op.quotient is not None:
+                return first_only(grads, here.op.quotient(here.saved, s, usable(self.eps, s)))
+            assert here.op.ratio is not None
+            return first_only(grads, s * here.op.ratio(here.saved))
         x, y = here.operand(0), here.output
-        limit, made = here.step.kind == "activation", None
-        if limit and not self.eps:
-            made = here.fused("identity_limit", s, x, y, given(grads[0]))
-        elif self.eps and not limit:
-            made = here.fused("identity", s, x, y, eps=usable(self.eps, s))
-        if made is not None:
-            return made
         passed = self._divide(s * y.conj(), x.conj()) if x.is_complex() else self._divide(s * y, x)
-        return torch.where(x == 0, given(grads[0]), passed) if limit else passed
-
-    def direct(self, step: Step) -> Callable[[Saved, Tensor], Tensor] | None:
-        return partial(self._pass, step.op) if self._closed(step) else None
+        limit = here.step.kind == "activation"
+        return first_only(grads, torch.where(x == 0, given(grads[0]), passed) if limit else passed)
 
     def _divide(self, numerator: Tensor, x: Tensor) -> Tensor:
         return numerator / stabilise(x, self.eps) if self.eps else divide(numerator, x)
@@ -123,20 +98,13 @@ class FunctionShare(Identity):
         """What x takes, of a function with f(0) = c."""
         x, y = here.operand(0), here.output
         # near 0 the secant is the tangent, and rounding would spoil the difference
-        eps, close = usable(self.eps, s), torch.finfo(x.dtype).eps ** 0.5
-        of_relevance, made = here.step.form == "R", None
-        if isinstance(c, float) and of_relevance:
-            made = here.fused("function_share_of_relevance", s, y, c=c, eps=eps)
-        elif isinstance(c, float):
-            made = here.fused("function_share", s, g, x, y, c=c, eps=eps, close=close)
-        if made is not None:
-            return made
+        close = torch.finfo(x.dtype).eps ** 0.5
         rest = y - c
-        total = rest.abs() + (abs(c) + eps)
-        if of_relevance:
+        total = rest.abs() + (abs(c) + usable(self.eps, s))
+        if here.step.form == "R":
             return s * rest.abs() / total
         slope = torch.where(x.abs() < close, g, s * rest / torch.where(x == 0, 1, x))
-        return slope * y * sign(rest) / total
+        return slope * y * sgn(rest) / total
 
 
 @dataclass(frozen=True)
@@ -186,7 +154,6 @@ class Attention(Rule):
     weights: float = 0.5
     lost: float = 0.0
 
-    looks = False
     kinds = frozenset({"attention"})
 
     def _factor(self, step: Step, position: int) -> float:
@@ -203,16 +170,11 @@ class Attention(Rule):
         both = query in step.live and key in step.live
         return pattern / 2 if both and position in (query, key) else pattern
 
-    def scales(self, step: Step) -> dict[int, float]:
-        return {i: self._factor(step, i) for i in step.live}
-
-    prepare = scales
-
     def edits(self, step: Step) -> tuple[bool, bool]:
-        return False, any(factor != 1 for factor in self.scales(step).values())
+        return False, any(self._factor(step, i) != 1 for i in step.live)
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
-        return here.scaled(grads, here.step.prepared)
+        return scaled(grads, {i: self._factor(here.step, i) for i in here.step.live})
 
     def blocks(self, step: Step) -> Iterable[int]:
         return [i for i in step.live if self._factor(step, i) == 0]
