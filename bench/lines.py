@@ -1,6 +1,6 @@
 """Lines of the engine: what relevance is made with, without verbs, inputs and results.
 
-    python bench/lines.py
+python bench/lines.py
 """
 
 from __future__ import annotations
@@ -10,8 +10,27 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "dynamiclrp"
 # Verbs, their inputs and their results.
 OTHERS = frozenset(
-    "__init__ generation image audio multimodal text table tasks heads tokens media geometry parts uploads comparison attribution archive "
-    "timing explain".split()
+    [
+        "__init__",
+        "generation",
+        "image",
+        "audio",
+        "multimodal",
+        "text",
+        "table",
+        "tasks",
+        "heads",
+        "tokens",
+        "media",
+        "geometry",
+        "parts",
+        "uploads",
+        "comparison",
+        "attribution",
+        "archive",
+        "timing",
+        "explain",
+    ]
 )
 
 

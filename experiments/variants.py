@@ -26,7 +26,8 @@ import dynamiclrp as dlrp
 import methods as m
 from dynamiclrp import evaluate as ev
 from dynamiclrp.rules import AbsoluteShare, Box, Flat, Gamma, Gradient, WSquare
-from dynamiclrp.rules.base import OUT, sign, stabilise
+from dynamiclrp.kernel import sgn
+from dynamiclrp.rules.base import OUT, stabilise
 from dynamiclrp.rules.linear import LinearRule
 
 START = dlrp.preset("default", gamma=0.25, last=None, linear=0.0) | {
@@ -88,7 +89,7 @@ class Variant(LinearRule):
         u = r / self.stable(up * positive + down * negative, z)
         same = here.transposed((up + down) / 2 * u, x, w)
         apart = here.transposed((up - down) / 2 * u, x.abs(), w.abs())
-        return here.on_live(grads, lambda _: same + sign(x) * apart)
+        return here.on_live(grads, lambda _: same + sgn(x) * apart)
 
     def gamma_at(self, z: Tensor, w: Tensor) -> float:
         if self.depthwise is not None and w.shape[1] == 1:
@@ -104,7 +105,7 @@ class Variant(LinearRule):
 
     def stable(self, d: Tensor, z: Tensor) -> Tensor:
         spread = z.square().mean(tuple(range(1, z.dim())), keepdim=True).sqrt()
-        return stabilise(d, self.eps) + self.relative * spread * sign(d)
+        return stabilise(d, self.eps) + self.relative * spread * sgn(d)
 
 
 class Magnitudes:

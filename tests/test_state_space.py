@@ -4,7 +4,6 @@
 import oracles  # noqa: F401  mends torchvision before transformers imports it
 
 # isort: on
-from collections import Counter
 
 import pytest
 import torch
@@ -142,62 +141,3 @@ def test_a_selective_scan_by_hand():
     holds(model, {"x": x})
     found = dlrp.explain(model, x, preset="cp-lrp", target=1)
     assert error(found.relevance, signals_only(model, x, found.seed)) < 1e-9
-
-
-# ---------------------------------------------------------------- one launch for the parts of many products
-
-
-class Products(nn.Module):
-    """What each token gave, stacked; `how` says what else happens to it."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how, self.first, self.second = how, nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = self.first(x), self.second(x)
-        each = [(a[:, i : i + 1] @ b[:, i, :, None])[:, :, 0] for i in range(x.shape[1])]
-        if self.how == "used twice":
-            return torch.stack([*each, each[0].tanh()], -1).flatten(1)
-        if self.how == "one is no product":
-            return torch.stack([*each, a[:, 0, :1]], -1).flatten(1)
-        if self.how == "stacked twice":
-            return torch.stack([torch.stack(each[:2], -1), torch.stack(each[2:4], -1)], -1).flatten(1)
-        return torch.stack(each, -1).transpose(1, 2).flatten(1)
-
-
-@pytest.mark.parametrize(
-    ("how", "products", "gathered"),
-    [("only moved", 4, 1), ("stacked twice", 4, 1), ("used twice", 4, 0), ("one is no product", 4, 0)],
-)
-def test_parts_of_many_products_are_taken_once(how, products, gathered):
-    torch.manual_seed(0)
-    model, x = Products(how).double(), torch.randn(2, 4, 4, dtype=torch.float64)
-    found = dlrp.explain(model, x, preset="attnlrp", target=0)
-    rules = Counter(type(step.rule).__name__ for step in found.plan.steps if step.kind == "product" or any(step.hooks))
-    assert rules["Parted"] == gathered
-    assert rules["Whole"] == products * gathered and rules["Uniform"] == products * (1 - gathered)
-    one_by_one = dlrp.explain(model, x, preset="attnlrp", target=0, ledger=True)
-    assert not any(type(step.rule).__name__ == "Parted" for step in one_by_one.plan.steps)
-    torch.testing.assert_close(found.relevance, one_by_one.relevance, rtol=1e-12, atol=1e-14)
-
-
-def test_parts_are_not_taken_beyond_a_layer_that_is_asked_for():
-    torch.manual_seed(0)
-    x = torch.randn(2, 4, 4, dtype=torch.float64)
-
-    class Watched(Products):
-        def __init__(self) -> None:
-            super().__init__("only moved")
-            self.here = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            a, b = self.first(x), self.second(x)
-            each = [self.here(a[:, i : i + 1] @ b[:, i, :, None]).flatten(1) for i in range(4)]
-            return torch.stack(each, -1).flatten(1)
-
-    model = Watched().double()
-    found = dlrp.explain(model, x, preset="attnlrp", target=3, layers=["here"])
-    plain = dlrp.explain(model, x, preset="attnlrp", target=3)
-    torch.testing.assert_close(found.relevance, plain.relevance, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(found.layers["here"].sum(), found.score.sum(), rtol=1e-9, atol=1e-12)

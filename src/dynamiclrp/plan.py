@@ -54,7 +54,6 @@ class Plan:
     ops: int
     replayed: dict[int, tuple[str, ...]]  # by node that is replayed: the saved tensors its forward may read
     leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
-    may_view: frozenset[Key]  # values that are views of their one operand, if strides allow it
     touched: tuple[int, ...]  # nodes of whose saved tensors some are read
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
@@ -83,21 +82,6 @@ class Plan:
         leaves = [(key, source.node) for key, source in first if isinstance(source, Leaf)]
         others = [(key, source) for key, source in first if not isinstance(source, (Kept, Leaf))]
         return tuple(kept), tuple(leaves), tuple(others)
-
-    @cached_property
-    def views(self) -> tuple[tuple[Key, Source], ...]:
-        """Values that are views of those, as far as can be told beforehand, each after what it is a view of."""
-        ready = {key for key, source in self.sources.items() if not source.operands}
-        found: dict[Key, Source] = {}
-        for key in self.sources:
-            chain = []
-            while key not in ready and key in self.may_view:
-                chain.append(key)
-                (key,) = self.sources[key].operands
-            if key in ready:
-                found |= {link: self.sources[link] for link in reversed(chain)}
-                ready |= set(chain)
-        return tuple(found.items())
 
     @cached_property
     def extras(self) -> tuple[tuple[int, tuple[str, ...]], ...]:

@@ -20,7 +20,6 @@ from .promise import (
     Replay,
     Source,
     Sources,
-    Undo,
     describe,
     operand_key,
     value_key,
@@ -122,17 +121,9 @@ def _promise(
         ops=len(set(graph.types)),
         replayed=_read_by_replays(graph, needed),
         leaves=tuple(sorted(_leaves(needed) - {node for node, _ in graph.inputs})),
-        may_view=frozenset(key for key, source in needed.items() if _may_view(graph, source)),
         touched=_touched(graph, steps, needed),
         missing=dict(missing_ops(graph)),
     )
-
-
-def _may_view(graph: Graph, source: Source) -> bool:
-    if not isinstance(source, Undo) and not (isinstance(source, Replay) and not source.recorded):
-        return False
-    op = OPS[graph.types[source.node].__name__]
-    return len(source.operands) == 1 and (op.views or op.reshapes)
 
 
 def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> tuple[int, ...]:

@@ -67,24 +67,6 @@ class Values:
             self.ready[key] = leaf_value(graph.handles[node])
         for key, source in others:
             self.ready[key] = self._fetch(source)
-        if not self.regions:
-            self._view(plan.views)
-
-    def _view(self, views: Sequence[tuple[Key, Any]]) -> None:
-        """Make views now, one after the other, while Python is warm: they take no memory."""
-        ready, op_of = self.ready, self.graph.op
-        for key, source in views:
-            (operand,) = source.operands
-            if operand not in ready:
-                continue
-            if op_of(source.node).reshapes:
-                try:
-                    ready[key] = ready[operand].view(self._shape(source))
-                except RuntimeError:  # a copy, which had better be made when it is needed
-                    continue
-                self.take(operand)
-            else:
-                ready[key] = self._build(source)
 
     def _shape(self, source: Replay | Undo) -> Sequence[int]:
         """The shape of what a reshape, or its undoing, makes."""

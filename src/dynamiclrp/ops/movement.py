@@ -55,13 +55,13 @@ row("SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 SqueezeBackward3 Squeeze
     forward=lambda n, x: x.reshape(n.shape), undo=_reshaped, reshapes=True)  # fmt: skip
 row("SqueezeBackward0_copy SqueezeBackward1_copy SqueezeBackward2_copy", M,
     forward=lambda n, x: x.reshape(n.shape), undo=_reshaped, reshapes=True)  # fmt: skip
-row("UnsqueezeBackward0 UnsqueezeBackward0_copy UnsqueezeBackward1", M, views=True,
+row("UnsqueezeBackward0 UnsqueezeBackward0_copy UnsqueezeBackward1", M,
     forward=lambda n, x: x.unsqueeze(n.dim), undo=_reshaped)  # fmt: skip
-row("TBackward0 TBackward0_copy TBackward1", M, views=True, forward=lambda n, x: x.t(), undo=lambda n, y, shape: y.t())
-row("TransposeBackward0 TransposeBackward0_copy TransposeBackward1", M, views=True,
+row("TBackward0 TBackward0_copy TBackward1", M, forward=lambda n, x: x.t(), undo=lambda n, y, shape: y.t())
+row("TransposeBackward0 TransposeBackward0_copy TransposeBackward1", M,
     forward=lambda n, x: x.transpose(n.dim0, n.dim1),
     undo=lambda n, y, shape: y.transpose(n.dim0, n.dim1))  # fmt: skip
-row("PermuteBackward0 PermuteBackward0_copy", M, views=True, forward=lambda n, x: x.permute(n.dims), undo=_unpermuted)
+row("PermuteBackward0 PermuteBackward0_copy", M, forward=lambda n, x: x.permute(n.dims), undo=_unpermuted)
 row("ExpandBackward0 ExpandBackward0_copy", M, forward=lambda n, x: x.expand(n.shape),
     undo=lambda n, y, shape: unbroadcast(y, shape))  # fmt: skip
 row("AsStridedBackward0 AsStridedBackward0_copy AsStridedBackward1", M, fills=True,

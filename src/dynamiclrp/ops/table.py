@@ -80,7 +80,6 @@ class Op:
     # those that multiply x by the inverse of its root mean square: saved → x, that number for each row, and the weight
     root: Callable[[Any], tuple[Tensor, Tensor, Tensor | None]] | None = None
     weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
-    views: bool = False  # movement: forward and undo never copy
     reshapes: bool = (
         False  # movement: forward and undo are `reshape`, so that only the last of several in a row matters
     )

@@ -65,7 +65,9 @@ class SignedRule(LinearRule):
             (s, z), coefficients = self.relevance(here, s), False
         bias = here.channel_bias if step.has_bias and self.bias == "proportional" else None
         signal = here.signal if step.nonnegative else here.signal.abs()
-        weight = Magnitudes(here, self.ratio, self.equal(step))
+        # a subclass may change what goes one of the two ways
+        once = self.equal(step) and type(self).__module__ == __name__ and here.ours
+        weight = Magnitudes(here, self.ratio, once)
         plus = self.inside(s)
         if serves(z):  # the formula adds them, in its kernel
             q = weight.product(here, signal)
@@ -97,7 +99,7 @@ class SignedRule(LinearRule):
 class Magnitudes:
     """|W| of a linear map, with a batch norm folded in where there is one; of a large one piece by piece, made anew when needed."""
 
-    def __init__(self, here: Here, ratio: float, equal: bool) -> None:
+    def __init__(self, here: Here, ratio: float, once: bool) -> None:
         self.total, self.whole = None, None
         w, step, norm = here.weight, here.step, here.norm
         size = PIECE[w.device.type != "cpu"]
@@ -106,7 +108,7 @@ class Magnitudes:
             self.width = max(1, size * w.shape[-1] // w.numel())
             return
         scale = None if norm is None else norm.scale.reshape(here.filters)
-        both = equal and step.nonnegative and step.live_factor == 0 and not columns and here.ours
+        both = once and step.nonnegative and step.live_factor == 0 and not columns
         made = _weigh(w, scale, ratio=ratio, both=both)
         self.whole, self.total = made if both else (made, None)
         self.whole = self.whole if here.gain == 1 else self.whole * abs(here.gain)
