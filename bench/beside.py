@@ -2,10 +2,13 @@
 
     make beside                                                        # on a CPU, minutes
     python bench/beside.py --device cuda --since FOLDER --json bench/results/beside_h200.json
+    python bench/beside.py --fresh --since HEAD~1                      # what only a new process meets
 
 Each commit explains in a process of its own. They take turns, gradient x input of the same process before each of them, so that noise meets all
 alike; only one works at a time. `cost` is the median time over that of gradient x input, `was` the other commit's, `times` the median
 of the rounds' own ratios, new to old, each over its gradient; `memory` likewise of peaks. On a GPU also as CUDA graphs, against the captured gradient.
+Processes are kept, warm, without Python's garbage collector. With `--fresh` each round has new ones, with the collector as users have it: what a script
+that explains three inputs waits for, plan and all.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ def rows_of(device: str) -> list[tuple[str, int]]:
 class Timing:
     """Answers of one commit: what is warm stays so from question to question."""
 
-    def __init__(self, device: str) -> None:
-        self.device, self.row, self.built = device, "", (None, {})
+    def __init__(self, device: str, fresh: bool) -> None:
+        self.device, self.fresh, self.row, self.built = device, fresh, "", (None, {})
         self.calls: dict[str, Any] = {}
 
     def __call__(self, question: str) -> dict[str, Any]:
@@ -68,7 +71,9 @@ class Timing:
             for other in [key for key in self.calls if key != floor]:  # one at a time: they hold memory
                 del self.calls[other]
             self.calls[label] = methods.ours(model, inputs, label.removesuffix(", CUDA graph"), graph)
-            return self._first(floor, label, graph)
+            if not self.fresh:
+                return self._first(floor, label, graph)
+            self.calls[floor]()
         return {"times": {which: self._times(which) for which in (floor, label)}}
 
     def _first(self, floor: str, label: str, graph: bool) -> dict[str, Any]:
@@ -97,23 +102,25 @@ class Timing:
 # ---------------------------------------------------------------- both are compared
 
 
-def row(sides: dict[str, Side], question: str, rounds: int, patience: float) -> dict[str, Any]:
+def row(sides: dict[str, Side], question: str, rounds: int, patience: float, fresh: bool = False) -> dict[str, Any]:
     """One preset on one model, of both commits."""
-    peaks = {which: side.ask(question, patience).get("peaks") for which, side in sides.items()}
+    peaks = {} if fresh else {which: side.ask(question, patience).get("peaks") for which, side in sides.items()}
     costs: dict[str, list[float]] = {which: [] for which in sides}
     milliseconds: dict[str, list[float]] = {which: [] for which in sides}
     for turn in range(rounds):
         for which in list(sides) if turn % 2 else list(sides)[::-1]:
             floor, label = sides[which].ask(question, patience)["times"].values()
-            costs[which].append(statistics.median(label) / statistics.median(floor))
+            costs[which].append((statistics.mean if fresh else statistics.median)(label) / statistics.median(floor))
             milliseconds[which] += label
+            if fresh:
+                sides[which].close()
     made: dict[str, Any] = {
         "cost": round(statistics.median(costs["new"]), 3),
         "was": round(statistics.median(costs["old"]), 3),
         "times": round(statistics.median(new / old for new, old in zip(costs["new"], costs["old"])), 3),
         "milliseconds": round(statistics.median(milliseconds["new"]), 2),
     }
-    if peaks["new"] and peaks["old"]:
+    if all(peaks.values()) and peaks:
         held = {which: found[question.split("\t")[1]] / found[FLOOR] for which, found in peaks.items()}
         made |= {"memory": round(held["new"], 3), "memory was": round(held["old"], 3)}
     return made
@@ -126,6 +133,7 @@ def main() -> None:
     parser.add_argument("--models", default="", help="names as printed, separated by two commas")
     parser.add_argument("--presets", default=",".join(PRESETS))
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--fresh", action="store_true", help="new processes in each round")
     parser.add_argument("--patience", type=float, default=300, help="seconds for one answer")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--answer", help=argparse.SUPPRESS)
@@ -135,8 +143,9 @@ def main() -> None:
 
         if options.device == "cuda":
             torch.backends.cudnn.benchmark = True
-        gc.disable()
-        answer(options.answer, Timing(options.device))
+        if not options.fresh:
+            gc.disable()
+        answer(options.answer, Timing(options.device, options.fresh))
         return
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
@@ -147,7 +156,7 @@ def main() -> None:
     }
     graphs = ("", ", CUDA graph") if options.device == "cuda" else ("",)
     with tree_of(options.since) as old:
-        words = [__file__, "--device", options.device]
+        words = [__file__, "--device", options.device, *(["--fresh"] if options.fresh else [])]
         threads = os.cpu_count() or 1
         sides = {name: Side(source, words, threads) for name, source in (("new", ROOT / "src"), ("old", old))}
         try:
@@ -157,7 +166,7 @@ def main() -> None:
                 for label in [preset + graph for preset in options.presets.split(",") for graph in graphs]:
                     key = f"{name}, batch {batch}"
                     try:
-                        made = row(sides, f"{key}\t{label}", options.rounds, options.patience)
+                        made = row(sides, f"{key}\t{label}", options.rounds, options.patience, options.fresh)
                     except Lost as lost:
                         made = {"failed": str(lost)}
                     results["rows"][f"{key}, {label}"] = made

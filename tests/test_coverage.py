@@ -44,7 +44,7 @@ def test_model_of_the_zoo(zoo: str, name: str) -> None:
     assert finding.coverage == 1.0, finding.unknown
     assert finding.finite
     assert finding.repeats, "a second run gave another result"
-    assert finding.way_error is not None and finding.way_error <= TOLERANCE, "shortcuts change it"
+    assert finding.way_error is not None and finding.way_error <= TOLERANCE, "the ledger changes it"
     assert finding.batch_error is None or finding.batch_error <= TOLERANCE, "a batch differs from its rows"
     assert finding.faults == []
 

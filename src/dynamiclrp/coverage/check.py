@@ -45,7 +45,7 @@ class Finding:
     repeats: bool | None = None
     batch_error: float | None = None  # row by row against the batch, relative
     batch_note: str = ""
-    way_error: float | None = None  # the short way against the ledger's, which is node by node, relative
+    way_error: float | None = None  # without a ledger against with one, relative
     residual: float | None = None  # of the ledger, relative
     kept: dict[str, float] = field(default_factory=dict)  # by reason, relative to the seed
     unexplained: list[str] = field(default_factory=list)  # nodes that claim to conserve and do not
@@ -69,7 +69,7 @@ class Finding:
         if self.batch_error is not None and self.batch_error > TOLERANCE:
             found.append(f"batch differs from its rows by {self.batch_error:.1e}")
         if self.way_error is not None and self.way_error > TOLERANCE:
-            found.append(f"shortcuts and merged rules change it by {self.way_error:.1e}")
+            found.append(f"the ledger's own run differs by {self.way_error:.1e}")
         if self.residual is not None and self.residual > TOLERANCE:
             found.append(f"ledger open by {self.residual:.1e}")
         found += [f"conserving rule that does not conserve: {self.unexplained[0]}"] if self.unexplained else []

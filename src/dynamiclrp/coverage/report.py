@@ -197,7 +197,7 @@ def write_zoo(folder: Path, findings: Sequence[Finding]) -> None:
         table(*summary_rows(findings)),
         f"{len(ops)} distinct operations carry relevance in them, {sum(f.live for f in built):,} live nodes in all. "
         "Each model is explained under `default` twice (the results must be equal), as a batch and row by row, with the "
-        "ledger, which goes node by node without shortcuts or merged rules (the same result again), and once under `dynamic`. "
+        "ledger, which looks at every node (the same result again), and once under `dynamic`. "
         f"Under `dynamic` {sum(f.dynamic == 'ok' for f in built)} are finite in float32"
         + (f", {more} more in float64." if (more := sum(f.dynamic.startswith("float64") for f in built)) else "."),
         "## Explained with a fault",
