@@ -29,7 +29,9 @@ from sides import ROOT, SINCE, Lost, Side, answer, tree_of
 
 FLOOR = "gradient x input"
 PRESETS = ("attnlrp", "default", "dynamic")
-CPU = (("ViT-b-16", 1), ("ResNet-50", 1), ("VGG16", 1), ("a small Llama", 1), ("a small Llama", 2))
+CPU = (
+    ("ViT-b-16", 1), ("ResNet-50", 1), ("VGG16", 1), ("MobileNetV2", 1), ("a small Llama", 2), ("a small Llama, 32 tokens", 1)
+)  # fmt: skip
 IN_A_ROW = 3
 
 

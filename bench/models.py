@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,7 +86,11 @@ MODELS: dict[str, tuple[Callable[..., Built], torch.dtype, tuple[str, ...]]] = {
     "Flan-T5-large, 384 tokens": (flan_t5, torch.float32, ("attnlrp", "dynamic")),
     "Mamba-130m, 64 tokens": (mamba, torch.float32, ("attnlrp",)),
 }
-SMALL = {"a small Llama": (small_llama, torch.float32, ("attnlrp", "gamma", "dynamic"))}
+SMALL = {
+    "a small Llama": (small_llama, torch.float32, ("attnlrp", "gamma", "dynamic")),
+    "a small Llama, 32 tokens": (partial(small_llama, tokens=32), torch.float32, ("attnlrp", "gamma", "dynamic")),
+    "MobileNetV2": (_vision("mobilenet_v2"), torch.float32, ("attnlrp", "default", "dynamic")),
+}
 
 
 def build(name: str, batch: int, device: str, **sizes: int) -> Built:

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from .attribution import Attribution
-from .collector import paused_collector
 from .cuda_graph import Captured, key_of
 from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
 from .forward import Call, Forward, recording
@@ -120,8 +119,7 @@ class Explainer:
         with recording():
             if self.cuda_graph and not ledger:  # a ledger reads numbers on the way
                 return self._replayed(args, kwargs, target, layers)
-            with paused_collector():
-                return self._explain(self.call(args, kwargs, layers), target, ledger)
+            return self._explain(self.call(args, kwargs, layers), target, ledger)
 
     def _explain(self, call: Call, target: Target, ledger: bool) -> Attribution:
         warn_training(self.model, call.inventory.training)
@@ -167,11 +165,11 @@ class Explainer:
                 return
             call = self.call(args, kwargs, layers)
             warn_training(self.model, call.inventory.training)
-            with call, paused_collector():
+            with call:
                 forward, plan = self.forward(call)
             for start in range(0, len(targets), at_once):
                 chosen = targets[start : start + at_once]
-                with call, paused_collector():
+                with call:
                     seeds = [seed_for(forward.output, target) for target in chosen]
                     found = list(forward.relevances(plan, seeds, retain_graph=start + at_once < len(targets)))
                 for target, seed, relevance in zip(chosen, seeds, found):
@@ -244,15 +242,14 @@ class Explainer:
     def _capture(
         self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], layers: Sequence[str], many: bool
     ) -> Captured:
-        with paused_collector():
-            made = self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=many)
+        made = self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=many)
         while len(self._captures) > _CAPTURES:
             self._captures.popitem(last=False)
         return made
 
     def inspect(self, *args: Any, **kwargs: Any) -> Report:
         """Run the forward pass and plan, without handing anything back."""
-        with self.call(args, kwargs) as call, paused_collector():
+        with self.call(args, kwargs) as call:
             forward = call.run(record=False)
             unknown = missing_ops(forward.graph)
             made: Plan | None = None

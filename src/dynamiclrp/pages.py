@@ -3,6 +3,9 @@
 glibc hands free memory back to the system where more than a limit of it lies at the end of its heap, and takes large blocks from
 the system one by one; each page of theirs is then made anew, which may cost a quarter of an explanation. Its limits grow with the
 largest block that was ever freed, up to 32 MiB: any program that frees such a tensor has them. Elsewhere this does nothing.
+
+What for: three explanations in a new process, `default` on a CPU (`bench/beside.py --fresh`): with it ResNet-50 takes 2.3 gradients and
+MobileNetV2 2.5, without it 2.9 and 3.0.
 """
 
 from __future__ import annotations
