@@ -639,6 +639,7 @@ sample(
 # ---------------------------------------------------------------- transforms
 
 sample("Col2ImBackward0", signed((1, 12, 6)), lambda x: F.fold(x, (4, 3), 2))
+sample("UnfoldBackwardBackward0", signed((2, 3, 4)), lambda x: aten.unfold_backward(x, [2, 8], 1, 4, 2))
 sample("Im2ColBackward0", signed((1, 3, 4, 3)), lambda x: F.unfold(x, 2))
 sample(
     "UpsampleTrilinear3DBackward0",

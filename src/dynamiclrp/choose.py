@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import patterns
+from . import maps, patterns
 from .errors import PresetError
 from .graph import Graph
+from .maps import Part
 from .ops import OPS, Kind, Op
 from .presets import Preset
 from .rules import (
@@ -28,14 +29,13 @@ from .rules import (
 from .step import Step
 
 
-def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
+def choose(graph: Graph, preset: Preset, apart: frozenset[int] = frozenset()) -> dict[int, Step]:
+    """`apart`: linear maps that have no part in the shapes at hand."""
     first = patterns.first_layers(graph)
-    foldable = patterns.folded_batch_norms(graph)
-    added = patterns.added_biases(graph)
+    parts = maps.parts(graph, apart)
     nonnegative = patterns.nonnegative(graph)
     _refuse_unmatched_modules(graph, preset)
     steps: dict[int, Step] = {}
-    folded: list[int] = []
     for node in range(len(graph)):
         if not graph.runs[node]:
             continue
@@ -55,7 +55,9 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             kind = Kind.NORMALISE  # batch statistics
         absent = op.absent(graph.attributes_of(node))
         has_bias = op.linear is not None and op.linear.bias is not None and op.linear.bias not in absent
-        rule = rule or _rule(graph, node, kind, preset, node in first, has_bias or node in added)
+        part = _part(graph, preset, parts.get(node))
+        adds = has_bias or (part is not None and not part.norm)
+        rule = rule or _rule(graph, node, kind, preset, node in first, adds)
         if kind in (Kind.ACTIVATION, Kind.FUNCTION) and 0 not in live:
             rule = Gradient()  # only a parameter of the function is live
         if kind is Kind.PRODUCT and isinstance(rule, (Uniform, Split, SignalTakesAll)) and name in ("Div", "Addcdiv"):
@@ -68,10 +70,7 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
                 rule = replace(rule, gate=rule.weights)
             if isinstance(rule, Split) and rule.gate == 0.5:
                 rule, signal = Uniform(), None  # the same, with one multiplication for both
-        fold = foldable.get(node) if isinstance(rule, LinearRule) and rule.folds else None
-        if fold is not None:
-            folded.append(fold)
-        sum_ = added.get(node) if fold is None and isinstance(rule, LinearRule) and rule.folds else None
+        part = part if isinstance(rule, LinearRule) and rule.folds else None
         steps[node] = Step(
             node=node,
             name=name,
@@ -82,18 +81,27 @@ def choose(graph: Graph, preset: Preset) -> dict[int, Step]:
             sharers=tuple(i for i, ref in enumerate(edges) if ref is not None),
             homogeneous=_is_homogeneous(graph, node, kind, op, live, absent),
             signal=signal,
-            fold=fold,
-            added=sum_,
-            has_bias=has_bias or fold is not None or sum_ is not None,
+            part=part,
+            has_bias=has_bias or part is not None,
             nonnegative=any(edges[i] in nonnegative for i in live if op.linear is None or i in op.linear.factors),
         )
-    for batch_norm in folded:
-        steps[batch_norm] = steps[batch_norm].changed(rule=Folded())
     for step in list(steps.values()):
-        if step.added is not None:  # the sum belongs to the map, whose rule knows of the bias
-            steps[step.added[0]] = steps[step.added[0]].changed(rule=Gradient())
+        if (
+            step.part is not None
+        ):  # it belongs to the map, whose rule knows of it; a sum's own backward multiplies by a factor at most
+            top = step.part.top
+            steps[top] = steps[top].changed(rule=Folded() if step.part.norm else Gradient())
     _grade(graph, steps)
     return steps
+
+
+def _part(graph: Graph, preset: Preset, part: Part | None) -> Part | None:
+    """The part of a map, unless somebody gave that operation, or its module, a rule of its own."""
+    if part is None:
+        return None
+    module = graph.modules[part.top] if graph.modules else None
+    own = preset.override(graph.name(part.top), module)
+    return None if own is not None and own.fits(graph.op(part.top).kind) else part
 
 
 def _grade(graph: Graph, steps: dict[int, Step]) -> None:
@@ -220,7 +228,7 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
             user not in unreached and i not in blocked[user] for user, i in positions.get(node, ())
         ):
             unreached.add(node)  # nothing arrives, so nothing has to be known
-            step = step.changed(rule=Gradient(), fold=None, added=None, reached=False)
+            step = step.changed(rule=Gradient(), part=None, reached=False)
         blocked[node] = frozenset(step.rule.blocks(step))
         rule = step.rule
         if form[node] == "R" and step.kind is Kind.SCALE and isinstance(rule, Gradient):

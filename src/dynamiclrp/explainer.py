@@ -23,6 +23,7 @@ from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, Train
 from .forward import Call, Forward, recording
 from .graph import Graph
 from .ledger import Ledger, Locator
+from .maps import misfits
 from .ops import OPS
 from .parameters import Inventory
 from .plan import Plan
@@ -49,21 +50,24 @@ class Plans:
         rows = frozenset(id(OPS.get(kind.__name__)) for kind in graph.structure.nodes)  # a row may be replaced
         key = (preset, everything, on_missing, rows, graph.signature)
         with self._lock:
-            plan = self._find(key, graph, coarse=False)
-            if any(is_half(graph.handles[node]) for node in plan.differences):
-                plan = self._find(key, graph, coarse=True)
-            return plan
+            plan = self._find(key, graph)
+            coarse = any(is_half(graph.handles[node]) for node in plan.differences)
+            apart = misfits(graph, plan.parts)
+            return self._find(key, graph, coarse, apart) if coarse or apart else plan
 
-    def _find(self, key: tuple[Any, ...], graph: Graph, coarse: bool) -> Plan:
-        plan = self._plans.get((coarse, key))
+    def _find(
+        self, key: tuple[Any, ...], graph: Graph, coarse: bool = False, apart: frozenset[int] = frozenset()
+    ) -> Plan:
+        """The plan for what a signature does not say: half types, and maps whose part is none in the shapes at hand."""
+        plan = self._plans.get((coarse, apart, key))
         if plan is None:
             preset, everything, on_missing, *_ = key
-            plan = make_plan(graph, preset, everything=everything, on_missing=on_missing, coarse=coarse)
-            self._plans[coarse, key] = plan
+            plan = make_plan(graph, preset, everything=everything, on_missing=on_missing, coarse=coarse, apart=apart)
+            self._plans[coarse, apart, key] = plan
             while len(self._plans) > self.size:
                 self._plans.popitem(last=False)
         else:
-            self._plans.move_to_end((coarse, key))
+            self._plans.move_to_end((coarse, apart, key))
         return plan
 
     def __len__(self) -> int:

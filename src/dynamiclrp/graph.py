@@ -86,6 +86,10 @@ class Graph(Frozen):
         """The row of the operation."""
         return OPS[self.structure.types[node].__name__]
 
+    def known(self, node: int) -> Any:
+        """The row of the operation; None, where it has none."""
+        return OPS.get(self.structure.types[node].__name__)
+
     def where(self, node: int) -> str:
         """The node as error messages name it."""
         module = self.modules[node] if self.modules else ""

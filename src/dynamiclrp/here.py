@@ -1,4 +1,4 @@
-"""What a rule sees of the node that it is applied to: values, and the linear map with its batch norm folded in.
+"""What a rule sees of the node that it is applied to: values, and the linear map with its batch norm or bias, as one.
 
 It fetches and computes, and knows no rule.
 """
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ops.normalise import batch_norm
-from .rules.base import OUT, Grads, reduce_to
+from .ops.normalise import BatchNorm, batch_norm
+from .rules.base import OUT, Grads, Rule, reduce_to
 from .saved import Saved, output_shape
-from .step import FOLD_BIAS, Step
+from .step import ADDED, Step
 from .values import Values
 
 
@@ -29,8 +29,12 @@ class Here:
         self.step, self.op, self._values = step, step.op, values
         self.linear: Any = step.op.linear  # a LinearMap; rules of other operations do not ask for it
         self._operands: dict[int, Any] = {}  # and other values that the rule needs, by position
-        # the batch norm that is folded in, whose turn it is: after it what it saved is freed
-        self.norm = None if step.fold is None else batch_norm(values.saved(step.fold))
+        self._replaced = False  # does the native backward multiply by another weight?
+
+    @cached_property
+    def norm(self) -> BatchNorm | None:
+        """The batch norm that is part of the map."""
+        return batch_norm(self._values.saved(self.step.top)) if self.step.normed else None
 
     @cached_property
     def saved(self) -> Saved:
@@ -39,14 +43,15 @@ class Here:
 
     @cached_property
     def output(self) -> Tensor:
-        """The node's output (of the folded batch norm or the sum that adds the bias, where there is one)."""
-        value = self.operand(OUT)
-        if self.norm is not None and self.step.normed:
-            return self.norm(value, self.operand(FOLD_BIAS))
-        if self.step.added is None:
+        """The node's output: of the whole map, where it has a part."""
+        value, part = self.operand(OUT), self.step.part
+        if part is None:
             return value
-        _, own = self._alphas
-        return (value if own == 1 else value / own).reshape(self.saved.shape)
+        if part.norm and not self.step.rectified:
+            assert self.norm is not None
+            return torch.addcmul(self.spread(self.norm.shift(self.operand(ADDED))), value, self.spread(self.norm.scale))
+        _, own = (1, 1) if part.norm else self._alphas
+        return part.back(self._values.graph, value if own == 1 else value / own).reshape(self.saved.shape)
 
     def operand(self, position: int) -> Any:
         """A value that the rule needs."""
@@ -116,34 +121,49 @@ class Here:
     @cached_property
     def channel_bias(self) -> Tensor:
         """What the map adds, one number per output channel (or a tensor of the output's shape)."""
-        if self.step.added is not None:
+        if self.step.part is not None and not self.step.part.norm:
             return self._added_bias()
         own = self.operand(self.step.bias) if self.linear.bias in self.step.places else None
         factor = self.linear.factor(self.saved)
         own = own if own is None or factor == 1 else own * factor
         if self.norm is not None:
-            return self.norm.shift(self.operand(FOLD_BIAS), own)
+            return self.norm.shift(self.operand(ADDED), own)
         assert own is not None
         return own
 
     @property
     def _alphas(self) -> tuple[float, float]:
         """What the sum above multiplies the bias and the map's output by."""
-        assert self.step.added is not None
-        node, position = self.step.added
-        weights = self._values.graph.op(node).weights(self._values.saved(node))
-        return weights[position], weights[1 - position]
+        part, values = self.step.part, self._values
+        assert part is not None
+        weights = values.graph.op(part.top).weights(values.saved(part.top))
+        return weights[part.position], weights[1 - part.position]
 
     def _added_bias(self) -> Tensor:
         """What the sum above adds, broadcastable to the map's own output."""
-        assert self.step.added is not None
-        node, _ = self.step.added
-        bias, shape = self.operand(FOLD_BIAS), self.saved.shape
-        factor, own = self._alphas
+        part, graph = self.step.part, self._values.graph
+        assert part is not None
+        bias, (factor, own) = self.operand(ADDED), self._alphas
         bias = bias if factor == own else bias * (factor / own)
-        if bias.dim() <= 1 and bias.shape[-1:] == shape[-1:]:
-            return bias
-        return bias.expand(output_shape(self._values.graph.handles[node], 0)).reshape(shape)
+        bias = part.back(graph, bias.expand(output_shape(graph.handles[part.top], 0))).reshape(self.saved.shape)
+        rows = bias.dim() - 1  # one row of it will do, where all are the same
+        return bias[(0,) * rows] if not any(bias.stride()[:rows]) else bias
+
+    @property
+    def splits_bias(self) -> bool:
+        """Does anybody ask what a bias gets? Relevance of it, or of the map's own output in front of a batch norm."""
+        graph, part = self._values.graph, self.step.part
+        return self.wants_bias or any(
+            ref[0] in (self.step.node, *(part.moves if part else ())) for ref in graph.watched
+        )
+
+    def kept_by_norm(self, rule: Rule, u: Tensor) -> Any:
+        """Of what arrives at a map with a batch norm: the part of the norm's own shift."""
+        if rule.delivers_relevance:  # to the inputs, all of it
+            return 0
+        assert self.norm is not None
+        coefficient = u if self.bias_coefficient is None else self.bias_coefficient
+        return self.spread(self.norm.shift(self.operand(ADDED))) * coefficient
 
     @cached_property
     def bias(self) -> Tensor:
@@ -177,8 +197,13 @@ class Here:
         return self._values.ours
 
     def replace_weight(self, weight: Tensor) -> bool:
-        """Let the native backward multiply by another weight. Can it be told so?"""
-        return self._values.replace(self.step.node, self.step.weight, weight)
+        """Let the native backward multiply by another weight, in which a batch norm is folded. Can it be told so?"""
+        self._replaced = self._values.replace(self.step.node, self.step.weight, weight)
+        return self._replaced
+
+    def fed(self, u: Tensor) -> Tensor:
+        """What the native backward has to be fed with, which knows of no batch norm."""
+        return u if self.norm is None or self._replaced else u * self.spread(self.norm.scale)
 
 
 def _same_dtype(*tensors: Tensor) -> Sequence[Tensor]:

@@ -26,10 +26,10 @@ _AVAILABLE = torch.version.hip is None
 
 
 def sgn(x: Any) -> Any:
-    """The sign of x, +1 at 0."""
+    """The sign of x, +1 at 0; of a complex number its direction."""
     if isinstance(x, Symbol):
         return x.new("({0} < 0 ? A(-1) : A(1))", x)
-    return torch.copysign(torch.ones((), dtype=x.dtype), x)
+    return x.sgn() if x.is_complex() else torch.copysign(torch.ones((), dtype=x.dtype), x)
 
 
 def sign(x: Any) -> Any:

@@ -78,10 +78,10 @@ class Ledger:
     def watch(self, step: Step, node: Any, values: Any) -> tuple[Hook, Hook]:
         """Hooks around a node: the first sees what arrives before its rule, the second what its rule delivers."""
         assert self._graph is not None and self._plan is not None
-        graph, forms = self._graph, self._plan.forms
+        graph, forms, carries = self._graph, self._plan.forms, step.node in self._plan.inside
 
         def arriving(grads: tuple[Tensor | None, ...]) -> None:
-            if step.fold is not None:
+            if step.normed or (carries and not isinstance(step.rule, Folded)):
                 return  # entered by the batch norm above
             amount = magnitude = 0.0
             for number, s in enumerate(grads):
@@ -98,7 +98,7 @@ class Ledger:
             self._arrived[step.node] = amount, magnitude
 
         def leaving(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> None:
-            if isinstance(step.rule, Folded):  # one account with the linear map below
+            if carries:  # one account with the linear map below
                 amount, magnitude = self._arrived[graph.operand(step.node, 0)[0]] = self._arrived.pop(step.node)
                 self.entries.append(Entry(step.node, step.name, step.rule, amount, amount, {}, True, magnitude))
                 return

@@ -1,4 +1,4 @@
-"""What several nodes together mean: composites, gates, attention weights, first layers, foldable batch norms.
+"""What several nodes together mean: composites, gates, attention weights, first layers.
 
 In: a `Graph`. Out: facts about its nodes, decided on the graph with no model knowledge. It knows nothing of presets.
 """
@@ -186,71 +186,6 @@ _SIGN_PRESERVING = frozenset({
     "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Expand", "Squeeze", "Unsqueeze", "Clone", "Alias",
     "Slice", "Select", "MaxPool2DWithIndices", "MaxPool3DWithIndices", "Cat", "Mean", "Sum", "ToCopy",
 })  # fmt: skip
-
-
-def folded_batch_norms(graph: Graph) -> dict[int, int]:
-    """{linear map: batch norm} where the batch norm (in eval mode) is the only consumer of the map's output."""
-    pairs = {}
-    for node in range(len(graph)):
-        if _kind(graph, node) is not Kind.BATCHNORM or not graph.runs[node] or graph.attributes_of(node)[0]:
-            continue
-        ref = graph.edges[node][0]
-        if ref is None or len(graph.consumers[ref]) > 1 or ref in graph.ends:
-            continue
-        op = OPS[graph.types[ref[0]].__name__]
-        if op.linear is None or op.linear.channels is None or live_operands(graph, ref[0]) != op.linear.factors[:1]:
-            continue
-        if (
-            op.kind is Kind.CONV and graph.attributes_of(ref[0])[1]
-        ):  # a transposed convolution keeps its channels elsewhere
-            continue
-        pairs[ref[0]] = node
-    return pairs
-
-
-def added_biases(graph: Graph) -> dict[int, tuple[int, int]]:
-    """{linear map: (sum, position of the bias)} where a parameter is added to the map's output and nothing else uses it.
-
-    torch writes a linear layer as one node or as a product and a sum, depending on the strides of its input: a batch of
-    one may differ from a batch of two.
-    """
-    pairs = {}
-    for node in range(len(graph)):
-        if graph.name(node) != "Add" or not graph.runs[node] or len(graph.edges[node]) != 2:
-            continue
-        live = live_operands(graph, node)
-        other = graph.edges[node][1 - live[0]]
-        if len(live) != 1 or other is None or not _is_parameter(graph, other):
-            continue
-        ref = graph.operand(node, live[0])
-        while graph.name(ref[0]) in _RESHAPES and _is_private(graph, ref):
-            ref = graph.operand(ref[0], 0)
-        op = OPS.get(graph.types[ref[0]].__name__)
-        if op is None or op.linear is None or op.linear.bias is not None or not _is_private(graph, ref):
-            continue
-        if sum(i in op.linear.factors for i in live_operands(graph, ref[0])) == 1:
-            pairs[ref[0]] = (node, 1 - live[0])
-    return pairs
-
-
-def _is_parameter(graph: Graph, ref: Ref) -> bool:
-    """A leaf, or parts or views of leaves: fused attention layers split one bias among queries, keys and values."""
-    stack = [ref[0]]
-    while stack:
-        node = stack.pop()
-        kind = _kind(graph, node)
-        if kind not in (Kind.LEAF, Kind.MOVEMENT):
-            return False
-        stack += [operand[0] for operand in graph.edges[node] if operand is not None]
-    return True
-
-
-_RESHAPES = frozenset({"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"})
-
-
-def _is_private(graph: Graph, ref: Ref) -> bool:
-    """Is the tensor used once, and asked for by nobody?"""
-    return len(graph.consumers[ref]) == 1 and ref not in graph.ends and ref not in graph.outputs
 
 
 def _kind(graph: Graph, node: int) -> Kind | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from .maps import Part
 from .presets import Preset
 from .promise import (
     Branch,
@@ -18,7 +19,6 @@ from .promise import (
     Key,
     Leaf,
     Promise,
-    Replay,
     Rest,
     Source,
 )
@@ -52,7 +52,9 @@ class Plan:
     promises: tuple[Promise, ...]
     nodes: int
     ops: int
-    replayed: dict[int, tuple[str, ...]]  # by node that is replayed: the saved tensors its forward may read
+    extras: tuple[
+        tuple[int, tuple[str, ...]], ...
+    ]  # saved tensors, beside operands and results, that are read after a node's turn
     leaves: tuple[int, ...]  # nodes of the leaves that are read, beside the inputs
     touched: tuple[int, ...]  # nodes of whose saved tensors some are read
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
@@ -84,10 +86,14 @@ class Plan:
         return tuple(kept), tuple(leaves), tuple(others)
 
     @cached_property
-    def extras(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
-        """Saved tensors, beside operands and results, with which nodes are replayed: indices, masks, statistics."""
-        nodes = {source.node: source for source in self.sources.values() if isinstance(source, Replay)}
-        return tuple((node, self.replayed[node]) for node in nodes if self.replayed.get(node))
+    def parts(self) -> dict[int, Part]:
+        """By linear map: what counts as part of it."""
+        return {step.node: step.part for step in self.steps if step.part is not None}
+
+    @cached_property
+    def inside(self) -> dict[int, int]:
+        """By node that only carries on what arrives at a map of which it is part: that map."""
+        return {node: part_of for part_of, part in self.parts.items() for node in part.inside}
 
     @cached_property
     def statistics(self) -> Statistics:

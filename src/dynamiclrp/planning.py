@@ -26,20 +26,26 @@ from .promise import (
 )
 from .rules import OUT, LinearRule
 from .saved import output_shape, saved_tensor_names
-from .step import FOLD_BIAS, Place, Step
+from .step import ADDED, Place, Step
 
 
 def make_plan(
-    graph: Graph, preset: Preset, *, everything: bool = False, on_missing: str = "error", coarse: bool = False
+    graph: Graph,
+    preset: Preset,
+    *,
+    everything: bool = False,
+    on_missing: str = "error",
+    coarse: bool = False,
+    apart: frozenset[int] = frozenset(),
 ) -> Plan:
     """Choose a rule for every live node and promise every value that the rules need.
 
     `everything` also promises the values of all live tensors (for the ledger). `on_missing="gradient"` lets operations
-    without a row keep their own backward. `coarse`: values are of half types.
+    without a row keep their own backward. `coarse`: values are of half types. `apart`: linear maps whose batch norm or bias is none of theirs in the shapes at hand.
     """
     if on_missing == "error":
         _refuse_unknown(graph)
-    steps, output_forms, input_forms = settle_forms(graph, choose(graph, preset))
+    steps, output_forms, input_forms = settle_forms(graph, choose(graph, preset, apart))
     return _promise(graph, preset, steps, output_forms, input_forms, everything, coarse)
 
 
@@ -119,7 +125,7 @@ def _promise(
         promises=describe(graph, sources, origins) if sources else (),
         nodes=len(graph),
         ops=len(set(graph.types)),
-        replayed=_read_by_replays(graph, needed),
+        extras=_read_late(graph, steps, needed),
         leaves=tuple(sorted(_leaves(needed) - {node for node, _ in graph.inputs})),
         touched=_touched(graph, steps, needed),
         missing=dict(missing_ops(graph)),
@@ -128,7 +134,7 @@ def _promise(
 
 def _touched(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> tuple[int, ...]:
     hooked = [step for step in steps if any(step.hooks)]
-    nodes = {node for step in hooked for node in (step.node, step.fold) if node is not None}
+    nodes = {node for step in hooked for node in (step.node, step.top)}
     nodes |= {getattr(source, "holder", getattr(source, "node", steps[0].node)) for source in sources.values()}
     return tuple(node for node in sorted(nodes) if saved_tensor_names(graph.types[node]))
 
@@ -137,7 +143,11 @@ def _leaves(sources: dict[Key, Source]) -> set[int]:
     return {source.node for source in sources.values() if isinstance(source, Leaf)}
 
 
-def _read_by_replays(graph: Graph, sources: dict[Key, Source]) -> dict[int, tuple[str, ...]]:
+_STATISTICS = frozenset({"running_mean", "running_var", "weight"})
+
+
+def _read_late(graph: Graph, steps: list[Step], sources: dict[Key, Source]) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """What is read after the node's own turn, when it is freed: by replays, and of batch norms that are part of a map below."""
     found = {}
     for source in sources.values():
         if isinstance(source, Replay) and not source.recorded:
@@ -145,7 +155,11 @@ def _read_by_replays(graph: Graph, sources: dict[Key, Source]) -> dict[int, tupl
             known = {attribute for attribute, _ in op.saved.values()} | {op.result}
             names = saved_tensor_names(graph.types[source.node])
             found[source.node] = tuple(name for name in names if name not in known)
-    return found
+    for step in steps:
+        if step.normed:
+            names = saved_tensor_names(graph.types[step.top])
+            found[step.top] = tuple(name for name in names if name in _STATISTICS or name in found.get(step.top, ()))
+    return tuple((node, names) for node, names in found.items() if names)
 
 
 def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]:
@@ -158,23 +172,26 @@ def _wanted(graph: Graph, step: Step, forms: dict[int, str]) -> dict[int, Place]
     for position in positions:
         if position == OUT:
             places[OUT] = _output(graph, step, forms)
-        elif position == FOLD_BIAS and step.added is not None:
-            places[FOLD_BIAS] = operand_key(graph, *step.added)
-        elif position == FOLD_BIAS or (step.fold is not None and position == step.bias):
-            assert step.fold is not None
-            places[FOLD_BIAS] = operand_key(graph, step.fold, 2)
-            if step.op.linear and step.op.linear.bias is not None:
-                places[step.op.linear.bias] = operand_key(graph, step.node, step.op.linear.bias)
+        elif step.part is not None and position in (ADDED, step.bias):
+            places[ADDED] = operand_key(graph, step.part.top, step.part.position)
+            if step.bias != ADDED:
+                places[step.bias] = operand_key(graph, step.node, step.bias)
         else:
             own = step.op.keeps(position, graph.edges[step.node])
             places[position] = own or operand_key(graph, step.node, position)
-    if OUT in places and step.fold is not None and not _is_rectified(graph, step, forms):
-        places[FOLD_BIAS] = operand_key(graph, step.fold, 2)  # to make the output with
+    if (
+        step.part is not None
+        and step.part.norm
+        and (graph.watched or (OUT in places and not _is_rectified(graph, step, forms)))
+    ):
+        places[ADDED] = operand_key(
+            graph, step.part.top, step.part.position
+        )  # to make the output with, or tell its part
     return places
 
 
 def _output(graph: Graph, step: Step, forms: dict[int, str]) -> Place:
-    node = step.top if step.fold is None else step.node
+    node = step.node if step.normed else step.top
     if _is_rectified(graph, step, forms):
         return value_key((graph.consumers[(step.top, 0)][0][0], 0))
     if node == step.node and step.op.result is not None:

@@ -99,12 +99,9 @@ class Preset:
 
     def rule(self, kind: Kind, op: str, module: str | None, first: bool, biased: bool = False) -> Rule:
         """The rule for one node."""
-        if self.modules and module is not None:
-            for pattern, rule in reversed(self.modules):
-                if fnmatchcase(module, pattern) or module.startswith(pattern + "."):
-                    return rule
-        if op in self._ops:
-            return self._ops[op]
+        own = self.override(op, module)
+        if own is not None:
+            return own
         if first and kind is Kind.CONV and FIRST_CONV in self._kinds:
             return self._kinds[FIRST_CONV]
         if first and FIRST in self._kinds:
@@ -112,6 +109,14 @@ class Preset:
         if biased and kind is Kind.LINEAR and BIASED in self._kinds:
             return self._kinds[BIASED]
         return self._kinds[kind.value]
+
+    def override(self, op: str, module: str | None) -> Rule | None:
+        """The rule that names this operation or its module."""
+        if self.modules and module is not None:
+            for pattern, rule in reversed(self.modules):
+                if fnmatchcase(module, pattern) or module.startswith(pattern + "."):
+                    return rule
+        return self._ops.get(op)
 
     @property
     def needs_parameters(self) -> bool:

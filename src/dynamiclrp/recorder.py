@@ -105,7 +105,8 @@ class Recorder(TorchDispatchMode):
                 position += 1
                 return _OPERAND
             if isinstance(argument, Tensor):
-                versions.append((argument, argument._version))
+                if not argument.is_inference():  # those count no versions
+                    versions.append((argument, argument._version))
                 if argument.is_floating_point() or func._schema.name.split("::")[-1].rstrip("_") in _ARITHMETIC:
                     constants[position] = argument.detach()
                     operands.append(argument)

@@ -70,10 +70,12 @@ def run(
             return tuple(
                 torch.zeros_like(x).expand((*starts[0].shape[:batched], *x.shape))
                 if g is None
+                else values.shown[ref].to(x.dtype)
+                if ref in values.shown
                 else g.to(x.dtype)
                 if form == "R"
                 else x.detach() * g
-                for g, x, form in zip(found, inputs, plan.input_forms)
+                for g, x, form, ref in zip(found, inputs, plan.input_forms, graph.inputs)
             )
     except RuntimeError as error:
         if "second time" in str(error):
@@ -96,9 +98,7 @@ def _attach(step: Step, graph: Graph, values: Values, handles: list[Any], watch:
     if arriving is not None:
         handles.append(node.register_prehook(arriving))
     if before is not None:
-        # with a batch norm folded in, the rule begins above it, and the norm's own backward multiplies by its scale
-        top = node if step.fold is None else graph.handles[step.fold]
-        handles.append(top.register_prehook(before))
+        handles.append(node.register_prehook(before))
     if after is not None:
         handles.append(node.register_hook(after))
     if leaving is not None:
@@ -119,6 +119,9 @@ def _hooks(step: Step, values: Values) -> tuple[Hook | None, Hook | None]:
     rule, convert, multiply = step.rule, step.convert, step.multiply
     (edits_before, edits_after), (first, last) = step.edits, step.hooks
     made: list[Here] = []  # from the first hook to the last
+    part: Any = step.part if step.normed else None
+    # tensors within a map carry what arrives at its top: theirs is what the norm does not keep of it
+    asked = [ref for ref in values.graph.watched if part and ref[0] in (step.node, *part.moves)]
 
     def before(grads: tuple[Tensor | None, ...]) -> Any:
         given = grads[0]
@@ -126,18 +129,28 @@ def _hooks(step: Step, values: Values) -> tuple[Hook | None, Hook | None]:
             return None
         here = Here(step, values)
         s = divide(given, here.output) if convert else given
+        arrived = here.relevance(s, here.output) if asked else None
         if edits_before:
             s = rule.before(here, s)
+        for ref in asked:
+            values.shown[ref] = part.onward(values.graph, arrived - here.kept_by_norm(rule, s), ref[0])
+        if part is not None:
+            s = here.fed(s)
         if last:
             made.append(here)
         return (like(s, given), *grads[1:])
 
     def after(grads: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
-        s = incoming[0]
-        if s is None:
+        if all(s is None for s in incoming):
             return None
+        s = incoming[0]
         here = made.pop() if made else Here(step, values)
-        found: Grads = rule.after(here, list(grads), s) if edits_after else list(grads)
+        found: Grads = list(grads)
+        if edits_after and s is not None:
+            found = rule.after(here, found, s)
+        elif edits_after:  # relevance of another output, of which only movement and statistics have some
+            blocked = set(rule.blocks(step))
+            found = [None if i in blocked else g for i, g in enumerate(found)]
         for position in multiply:
             g = found[position]
             if g is not None:

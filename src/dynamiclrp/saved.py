@@ -144,7 +144,10 @@ def checkpoint_mark(node: Any) -> Any:
     Its values are recomputed when they are read, with those of its region.
     """
     for name in _raw_names(type(node)):
-        saved = getattr(node, name, None)
+        try:
+            saved = getattr(node, name, None)
+        except RuntimeError:  # freed
+            return None
         hook = getattr(saved, "unpack_hook", None)
         if hook is not None:
             return hook if "_checkpoint_hook" in getattr(hook, "__qualname__", "") else None

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .frozen import Frozen
+from .maps import Part
 from .ops import Kind, Op
 from .promise import Key
 from .rules import Rule
 
 # Where a step finds a value: the name of an attribute of its own node, or a promised value.
 Place = str | Key
-FOLD_BIAS = -2  # what another node adds to a linear map: a batch norm that is folded into it, or a sum
+ADDED = -2  # what a linear map's part adds, among the positions of the operands
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,7 @@ class Step(Frozen):
     sharers: tuple[int, ...]  # operands that take a share: live ones and parameters
     homogeneous: bool  # its own backward hands down all that arrives
     signal: int | None = None  # the operand that takes all, where others are gates or statistics
-    fold: int | None = None  # the batch norm that counts as part of this linear map
-    added: tuple[int, int] | None = (
-        None  # the sum above this linear map that adds its bias, and the bias' position there
-    )
+    part: Part | None = None  # the batch norm, or the sum that adds a bias, that counts as part of this linear map
     has_bias: bool = False
     nonnegative: bool = False  # the live factor of a linear map, or what a sum runs over, cannot be negative
     rectified: bool = False  # the output is taken from the rectifier above: it equals it where relevance arrives
@@ -45,13 +43,13 @@ class Step(Frozen):
 
     @property
     def top(self) -> int:
-        """The node whose output counts as this one's: of a folded batch norm, or of the sum that adds the bias."""
-        return self.fold if self.fold is not None else self.added[0] if self.added is not None else self.node
+        """The node whose output counts as this one's."""
+        return self.node if self.part is None else self.part.top
 
     @property
     def normed(self) -> bool:
-        """Is the output made from what goes into the batch norm, which keeps that and nothing else?"""
-        return self.fold is not None and not self.rectified
+        """Does a batch norm count as part of it?"""
+        return self.part is not None and self.part.norm
 
     def needs(self, position: int) -> bool:
         return position in self.places
@@ -59,7 +57,7 @@ class Step(Frozen):
     @cached_property
     def bias(self) -> int:
         """The position of the operand that a linear map adds."""
-        return self.op.linear.bias if self.op.linear and self.op.linear.bias is not None else FOLD_BIAS
+        return self.op.linear.bias if self.op.linear and self.op.linear.bias is not None else ADDED
 
     @cached_property
     def factors(self) -> tuple[int, ...]:
@@ -105,4 +103,4 @@ class Step(Frozen):
     def hooks(self) -> tuple[bool, bool]:
         """Does the step hook in before, after the native backward?"""
         before, after = self.edits
-        return before or self.convert, after or bool(self.multiply)
+        return before or self.convert or self.normed, after or bool(self.multiply)

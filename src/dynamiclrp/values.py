@@ -6,13 +6,15 @@ In: a plan, a graph of its signature, the outputs. It knows sources, never rules
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .graph import Graph
+from .errors import FreedGraphError
+from .graph import Graph, Ref
 from .ops import Op
 from .ops.table import unbroadcast
 from .plan import Plan
@@ -50,19 +52,22 @@ class Values:
         self.left = dict(plan.uses)
         self.scratch: dict[Any, Any] = {}  # what is needed again, by the same node or by others
         self.ready: dict[Key, Any] = {}
+        self.shown: dict[Ref, Tensor] = {}  # relevance of tensors that were asked for on the way
         self._ahead: dict[int, dict[str, Any]] = {}  # saved tensors that were read before their node's turn
         self.regions = self._find_regions()
         for node, names in plan.extras:  # a replay may come after its node's turn, when what it saved is freed
             if node not in self.regions:
                 saved = Saved(graph.handles[node])
-                self._ahead[node] = {name: getattr(saved, name) for name in names}
+                with self._lenient():
+                    self._ahead[node] = {name: getattr(saved, name) for name in names}
         # What other nodes saved must be read now: a backward pass frees it node by node.
         kept, leaves, others = plan.early
         for key, holder, attribute in kept:
-            if holder in self._ahead:
-                self.ready[key] = getattr(self.saved(holder), attribute)
-            elif holder not in self.regions:
-                self.ready[key] = saved_tensor(graph.handles[holder], attribute)
+            with self._lenient():
+                if holder in self._ahead:
+                    self.ready[key] = getattr(self.saved(holder), attribute)
+                elif holder not in self.regions:
+                    self.ready[key] = saved_tensor(graph.handles[holder], attribute)
         for key, node in leaves:
             self.ready[key] = leaf_value(graph.handles[node])
         for key, source in others:
@@ -156,7 +161,13 @@ class Values:
     def peek(self, key: Key) -> Any:
         """The value of a tensor, out of turn, or None if it is lost; only where values are kept to the end."""
         assert self.keep
-        return self.take(key) if key in self.ready or key in self.plan.sources else None
+        with self._lenient():
+            return self.take(key) if key in self.ready or key in self.plan.sources else None
+        return None
+
+    def _lenient(self) -> AbstractContextManager[object]:
+        """A ledger asks for more than the rules do: what is lost of that (a model may keep tensors of a freed graph) is not counted."""
+        return suppress(FreedGraphError) if self.keep else nullcontext()
 
     def _fetch(self, source: Source) -> Any:
         if isinstance(source, Kept):

@@ -2,6 +2,8 @@
 
 from fnmatch import fnmatchcase
 
+from .table import OPS
+
 REFUSED: dict[str, str] = {}
 
 
@@ -50,4 +52,6 @@ def refusal(name: str) -> str | None:
     >>> refusal("LinalgSvdBackward0")[:17]
     'a decomposition o'
     """
+    if name in OPS:  # a row of its own goes before a wildcard
+        return None
     return REFUSED.get(name) or next((REFUSED[p] for p in REFUSED if "*" in p and fnmatchcase(name, p)), None)

@@ -80,6 +80,8 @@ class Op:
     # those that multiply x by the inverse of its root mean square: saved → x, that number for each row, and the weight
     root: Callable[[Any], tuple[Tensor, Tensor, Tensor | None]] | None = None
     weights: Callable[[Any], tuple[Any, ...]] | None = None  # sums: the factor of each operand, such as alpha
+    # movement that hands on the very values that it got, each once, unless it takes more or fewer: "in place" or "moved"
+    hands_on: str | None = None
     reshapes: bool = (
         False  # movement: forward and undo are `reshape`, so that only the last of several in a row matters
     )

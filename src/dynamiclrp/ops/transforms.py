@@ -40,6 +40,8 @@ row("ViewAsComplexBackward0 ViewAsComplexBackward0_copy", T, forward=lambda n, x
 row("CumsumBackward0", T, forward=lambda n, x: x.cumsum(n.dim, dtype=n.dtype))
 row("Col2ImBackward0", T,
     forward=lambda n, x: F.fold(x, n.shape[-2:], n.kernel_size, n.dilation, n.padding, n.stride))  # fmt: skip
+# Windows put back where they were, their overlaps added up, as `torch.istft` does: the forward pass of another's backward.
+row("UnfoldBackwardBackward0", T, forward=lambda n, x: aten.unfold_backward(x, n.shape, n.dim, n.size, n.step))
 
 # Interpolation and sampling.
 row("UpsampleLinear1DBackward0", T,

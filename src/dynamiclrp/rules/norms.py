@@ -151,8 +151,13 @@ class Affine(Rule):
 
 
 @dataclass(frozen=True)
-class Folded(Affine):
-    """A batch norm that belongs to the linear map below it, whose rule begins above it."""
+class Folded(Rule):
+    """A batch norm that is part of the linear map below it: what arrives goes on to that map, whose output is the norm's."""
+
+    kinds = frozenset({"batchnorm"})
+
+    def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
+        return first_only(grads, s)
 
     def passes_relevance(self, step: Step) -> bool:
         return True

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def _unit(s: Any, y: Any, total: Any, eps: Any, limit: Any, coefficients: bool) -> Any:
-    """What arrives at a sum, for each unit of magnitude."""
+    """What arrives at a sum, for each unit of magnitude. Relevance of complex numbers is real: torch's gradients are conjugate."""
+    if coefficients and isinstance(y, Tensor) and y.is_complex():
+        return (s * y.conj()).real / (total + eps)
     return (s * between(y, -limit, limit) if coefficients else s) / (total + eps)
 
 

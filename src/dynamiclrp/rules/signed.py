@@ -66,8 +66,7 @@ class SignedRule(LinearRule):
         bias = here.channel_bias if step.has_bias and self.bias == "proportional" else None
         signal = here.signal if step.nonnegative else here.signal.abs()
         # a subclass may change what goes one of the two ways
-        once = self.equal(step) and type(self).__module__ == __name__ and here.ours
-        weight = Magnitudes(here, self.ratio, once)
+        weight = Magnitudes(here, self.ratio, once=self.equal(step) and type(self).__module__ == __name__)
         plus = self.inside(s)
         if serves(z):  # the formula adds them, in its kernel
             q = weight.product(here, signal)
@@ -77,10 +76,11 @@ class SignedRule(LinearRule):
             q = q if bias is not None or plus is None else q.add_(plus)
             made = self.parts(step, s, z, q, None, None, coefficients)
         u, v = made if isinstance(made, tuple) else (made, made)
-        if here.wants_bias and bias is not None:
+        if here.splits_bias and bias is not None:
             here.bias_coefficient = u + self.ratio * sgn(here.spread(bias)) * v
-        replaced = weight.total is not None and here.replace_weight(weight.total)
-        here.stash = None if replaced else (v, signal, weight)
+        replaced = weight.instead is not None and here.replace_weight(weight.instead)
+        weight.instead = None
+        here.stash = None if replaced and weight.once else (v, signal, weight)
         return u
 
     def after(self, here: Here, grads: Grads, s: Tensor) -> Grads:
@@ -100,7 +100,9 @@ class Magnitudes:
     """|W| of a linear map, with a batch norm folded in where there is one; of a large one piece by piece, made anew when needed."""
 
     def __init__(self, here: Here, ratio: float, once: bool) -> None:
-        self.total, self.whole = None, None
+        self.whole: Tensor | None = None
+        self.instead: Tensor | None = None  # what the native backward had better find in place of W
+        self.once = False  # and then there is nothing else to do
         w, step, norm = here.weight, here.step, here.norm
         size = PIECE[w.device.type != "cpu"]
         columns = here.linear.columns and step.live_factor == 0
@@ -108,9 +110,9 @@ class Magnitudes:
             self.width = max(1, size * w.shape[-1] // w.numel())
             return
         scale = None if norm is None else norm.scale.reshape(here.filters)
-        both = once and step.nonnegative and step.live_factor == 0 and not columns
-        made = _weigh(w, scale, ratio=ratio, both=both)
-        self.whole, self.total = made if both else (made, None)
+        self.once = once and here.ours and step.nonnegative and step.live_factor == 0 and not columns
+        made = _weigh(w, scale, ratio=ratio, once=self.once, folded=norm is not None and here.ours)
+        self.whole, self.instead = made if isinstance(made, tuple) else (made, None)
         self.whole = self.whole if here.gain == 1 else self.whole * abs(here.gain)
 
     def product(self, here: Here, signal: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -139,12 +141,12 @@ class Magnitudes:
 
 
 @formula
-def _weigh(w: Any, scale: Any, *, ratio: float, both: bool) -> Any:
-    """|W · scale|, and W + ratio · |W| for a native backward that multiplies by the scale itself."""
-    if scale is None:
-        return (abs(w), add(w, abs(w), ratio)) if both else abs(w)
-    total = add(w, abs(w) * sgn(scale), ratio) if both else None
-    return (abs(w * scale), total) if both else abs(w * scale)
+def _weigh(w: Any, scale: Any, *, ratio: float, once: bool, folded: bool) -> Any:
+    """|W|, and what stands in for W: W + ratio · |W|, or W with the scale folded in."""
+    w = w if scale is None else w * scale
+    if once:
+        return abs(w), add(w, abs(w), ratio)
+    return (abs(w), w) if folded else abs(w)
 
 
 @formula
