@@ -117,7 +117,7 @@ def test_a_product_that_is_used_elsewhere_keeps_its_own_relevance():
     bias.requires_grad_()
     product = x @ weight
     plan = dlrp.plan((product + bias).relu() + product, x, preset="gamma")
-    assert [step.added for step in plan.steps if step.name == "Mm"] == [None]
+    assert [step.part for step in plan.steps if step.name == "Mm"] == [None]
 
 
 @pytest.mark.parametrize("preset", ALL)

@@ -622,7 +622,7 @@ def randomise(model: nn.Module) -> nn.Module:
 
 
 def folds(model: nn.Module, x: Tensor, preset) -> int:
-    return sum(step.fold is not None for step in planned(model, x, preset=preset).steps)
+    return sum(step.normed for step in planned(model, x, preset=preset).steps)
 
 
 SIGNED = {

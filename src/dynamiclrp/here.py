@@ -51,7 +51,7 @@ class Here:
             assert self.norm is not None
             return torch.addcmul(self.spread(self.norm.shift(self.operand(ADDED))), value, self.spread(self.norm.scale))
         _, own = (1, 1) if part.norm else self._alphas
-        return part.back(self._values.graph, value if own == 1 else value / own).reshape(self.saved.shape)
+        return part.back(self._values.graph, value if own == 1 else value / abs(own)).reshape(self.saved.shape)
 
     def operand(self, position: int) -> Any:
         """A value that the rule needs."""
@@ -110,7 +110,8 @@ class Here:
     @cached_property
     def factors(self) -> tuple[Tensor, Tensor]:
         """Signal and weight in the operation's order."""
-        w = self.weight if self.gain == 1 else self.weight * self.gain
+        gain = -self.gain if self.turned else self.gain
+        w = self.weight if gain == 1 else self.weight * gain
         return self.ordered(self.signal, w if self.norm is None else w * self.norm.scale.reshape(self.filters))
 
     @property
@@ -144,7 +145,7 @@ class Here:
         part, graph = self.step.part, self._values.graph
         assert part is not None
         bias, (factor, own) = self.operand(ADDED), self._alphas
-        bias = bias if factor == own else bias * (factor / own)
+        bias = bias if factor == own == 1 else bias * (factor / abs(own))
         bias = part.back(graph, bias.expand(output_shape(graph.handles[part.top], 0))).reshape(self.saved.shape)
         rows = bias.dim() - 1  # one row of it will do, where all are the same
         return bias[(0,) * rows] if not any(bias.stride()[:rows]) else bias
@@ -201,9 +202,16 @@ class Here:
         self._replaced = self._values.replace(self.step.node, self.step.weight, weight)
         return self._replaced
 
+    @cached_property
+    def turned(self) -> bool:
+        """Is the map subtracted from its bias? Then its weight counts with the other sign."""
+        return self.step.part is not None and not self.step.part.norm and self._alphas[1] < 0
+
     def fed(self, u: Tensor) -> Tensor:
-        """What the native backward has to be fed with, which knows of no batch norm."""
-        return u if self.norm is None or self._replaced else u * self.spread(self.norm.scale)
+        """What the native backward has to be fed with, which knows of no batch norm and of no other sign."""
+        if self.norm is None or self._replaced:
+            return -u if self.turned else u
+        return u * self.spread(self.norm.scale)
 
 
 def _same_dtype(*tensors: Tensor) -> Sequence[Tensor]:

@@ -129,12 +129,13 @@ def _hooks(step: Step, values: Values) -> tuple[Hook | None, Hook | None]:
             return None
         here = Here(step, values)
         s = divide(given, here.output) if convert else given
+        s = -s if step.part is not None and here.turned else s
         arrived = here.relevance(s, here.output) if asked else None
         if edits_before:
             s = rule.before(here, s)
         for ref in asked:
             values.shown[ref] = part.onward(values.graph, arrived - here.kept_by_norm(rule, s), ref[0])
-        if part is not None:
+        if step.part is not None:
             s = here.fed(s)
         if last:
             made.append(here)

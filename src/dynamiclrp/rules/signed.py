@@ -110,7 +110,9 @@ class Magnitudes:
             self.width = max(1, size * w.shape[-1] // w.numel())
             return
         scale = None if norm is None else norm.scale.reshape(here.filters)
-        self.once = once and here.ours and step.nonnegative and step.live_factor == 0 and not columns
+        self.once = (
+            once and here.ours and not here.turned and step.nonnegative and step.live_factor == 0 and not columns
+        )
         made = _weigh(w, scale, ratio=ratio, once=self.once, folded=norm is not None and here.ours)
         self.whole, self.instead = made if isinstance(made, tuple) else (made, None)
         self.whole = self.whole if here.gain == 1 else self.whole * abs(here.gain)
