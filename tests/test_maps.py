@@ -201,3 +201,12 @@ def test_one_map_is_one_convolution_with_the_norm_worked_in(kind, preset):
     )
     book = dlrp.explain(model, x, target=0, preset=preset, ledger=True).ledger
     assert abs(book.residual) < 1e-9 * abs(book.total)
+
+
+@pytest.mark.parametrize("preset", ["gamma", "epsilon-plus", "epsilon", "default"])
+def test_under_autocast_a_map_and_its_norm_are_of_two_types(preset):
+    model, x = BUILD["convolution"](lambda y: y).eval(), torch.randn(SHAPES["convolution"])
+    exact = dlrp.explain(model, x, target=0, preset=preset).relevance
+    with torch.autocast("cpu", torch.bfloat16):
+        found = dlrp.explain(model, x, target=0, preset=preset).relevance
+    assert torch.corrcoef(torch.stack([found.flatten(), exact.flatten()]))[0, 1] > 0.99

@@ -119,9 +119,11 @@ def misfits(graph: Graph, found: Mapping[int, Part]) -> frozenset[int]:
 
 def _fits(graph: Graph, node: int, part: Part) -> bool:
     op, sizes = graph.op(node), output_sizes(graph.handles[node], 0)
+    if part.norm and not part.moves and (op.kind is Kind.CONV or len(sizes) == 2):
+        return True
     if prod(sizes) != prod(output_sizes(graph.handles[part.top], 0)):
         return False
-    if not part.norm or (not part.moves and (op.kind is Kind.CONV or len(sizes) == 2)):
+    if not part.norm:
         return True
     shape = output_shape(graph.handles[part.top], 0)
     channels = torch.arange(shape[1]).view(-1, *[1] * (len(shape) - 2)).expand(shape)

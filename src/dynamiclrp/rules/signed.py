@@ -114,7 +114,8 @@ class Magnitudes:
             once and here.ours and not here.turned and step.nonnegative and step.live_factor == 0 and not columns
         )
         made = _weigh(w, scale, ratio=ratio, once=self.once, folded=norm is not None and here.ours)
-        self.whole, self.instead = made if isinstance(made, tuple) else (made, None)
+        self.whole, instead = made if isinstance(made, tuple) else (made, None)
+        self.instead = instead if instead is None else instead.to(w.dtype)  # under autocast a norm is of another type
         self.whole = self.whole if here.gain == 1 else self.whole * abs(here.gain)
 
     def product(self, here: Here, signal: Tensor, bias: Tensor | None = None) -> Tensor:
