@@ -28,6 +28,10 @@ OPAQUE = {
     "CheckpointFunctionBackward": "call torch.utils.checkpoint with use_reentrant=False",
     "DifferentiableGraphBackward": _SCRIPTED,
     "_ReversibleFunctionBackward": "reversible layers (Reformer) recompute themselves; run the plain layers in sequence",
+    "WarnNotImplemented": (
+        "torch has no derivative of what is inside. Of a quantised model explain the float model that it was made from; for "
+        "an operator of your own, give it a derivative (torch.library.register_autograd)"
+    ),
     "CppFunction": f"if it is scripted (torch.jit): {_SCRIPTED}",
 }
 
@@ -155,6 +159,8 @@ def cpp_function(name: str) -> str | None:
     >>> cpp_function("torch::autograd::CppNode<vision::ops::(anonymous namespace)::ROIAlignFunction>")
     'ROIAlignFunctionBackward'
     """
+    if name.endswith("::WarnNotImplemented"):
+        return "WarnNotImplemented"
     if not name.startswith("torch::autograd::CppNode<"):
         return None
     return name.removesuffix(">").rpartition("::")[2].rpartition("<")[2] + "Backward"

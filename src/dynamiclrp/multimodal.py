@@ -16,6 +16,7 @@ from .geometry import seen_part
 from .heads import accepted
 from .image import as_process, keep_picture, open_picture
 from .media import Medium, Tokens
+from .outputs import unwrap
 from .presets import Preset
 from .tokens import Messages, read_tokens, token_id
 
@@ -61,7 +62,7 @@ def explain_multimodal(
         if seen is not None:
             media["pixel_values"] = (keep_picture(picture, seen),) * len(tensors["pixel_values"])
     ask = _Ask(tokenizer, text, tensors, target, contrast)
-    a = Explainer(model, preset)(target=ask, ledger=ledger, **tensors, **inputs)  # type: ignore[arg-type]
+    a = Explainer(model, preset)(target=ask, ledger=ledger, output=unwrap, **tensors, **inputs)  # type: ignore[arg-type]
     return replace(
         a,
         target=ask.chosen,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import dynamiclrp as dlrp
+from dynamiclrp.outputs import unwrap
 
 from .case import Case, last_tensor
 
@@ -137,8 +138,8 @@ def under_dynamic(case: Case) -> str:
 def _explain_dynamic(case: Case) -> dlrp.Attribution:
     try:
         return dlrp.explain(case.model, **case.inputs, preset="dynamic")
-    except dlrp.ZeroOutputError:
-        return dlrp.explain(case.model, **case.inputs, preset="dynamic", target=all_of_it)
+    except dlrp.TargetError:
+        return dlrp.explain(case.model, **case.inputs, preset="dynamic", target=all_of_it, output=unwrap)
 
 
 def in_double(case: Case) -> Case:
@@ -164,19 +165,19 @@ def _check(case: Case, finding: Finding) -> None:
     target: Any = None
     try:
         first = explainer(**case.inputs)
-    except dlrp.ZeroOutputError:  # the place that is explained by default holds a zero: explain the output as a whole
+    except dlrp.TargetError:  # a map of scores, or a zero at the default: explain the output as a whole
         target = all_of_it
-        first = explainer(**case.inputs, target=target)
+        first = explainer(**case.inputs, target=target, output=unwrap)
     finding.explained, finding.finite = True, _finite(first.relevances)
     torch.manual_seed(0)
-    second = explainer(**case.inputs, target=target)
+    second = explainer(**case.inputs, target=target, output=unwrap)
     finding.repeats = all(torch.equal(first.relevances[k], second.relevances[k]) for k in first.relevances)
     if case.batched:
         _rows(case, explainer, first, finding)
         if finding.batch_error is not None and finding.batch_error > TOLERANCE:
             _rows_in_double(case, finding, target)
     torch.manual_seed(0)
-    watched = explainer(**case.inputs, target=target, ledger=True)
+    watched = explainer(**case.inputs, target=target, output=unwrap, ledger=True)
     finding.way_error = difference(first, watched)
     if finding.way_error > TOLERANCE:
         finding.way_error = _ways_in_double(case, target, finding.way_error)
@@ -187,7 +188,7 @@ def _check(case: Case, finding: Finding) -> None:
     finding.unexplained = _unexplained(book)
     if finding.unexplained:  # rounding, as of a value that is the small difference of two sums, goes away in float64
         exact = in_double(case)
-        book = dlrp.explain(exact.model, **exact.inputs, target=target, ledger=True).ledger
+        book = dlrp.explain(exact.model, **exact.inputs, target=target, output=unwrap, ledger=True).ledger
         assert isinstance(book, dlrp.Ledger)
         finding.unexplained = _unexplained(book)
 
@@ -239,7 +240,7 @@ def _ways_in_double(case: Case, target: Any, in_single: float) -> float:
         found = []
         for ledger in (False, True):
             torch.manual_seed(0)
-            found.append(explainer(**exact.inputs, target=target, ledger=ledger))
+            found.append(explainer(**exact.inputs, target=target, output=unwrap, ledger=ledger))
     except Exception:
         return in_single
     return difference(*found)
@@ -252,7 +253,7 @@ def _rows_in_double(case: Case, finding: Finding, target: Any) -> None:
         exact = in_double(case)
         torch.manual_seed(0)
         explainer = dlrp.Explainer(exact.model)
-        _rows(exact, explainer, explainer(**exact.inputs, target=target), finding)
+        _rows(exact, explainer, explainer(**exact.inputs, target=target, output=unwrap), finding)
     except Exception as error:
         finding.batch_error, finding.batch_note = in_single, f"does not run in float64: {say(error)[:120]}"
     else:
@@ -274,7 +275,7 @@ def _rows(case: Case, explainer: dlrp.Explainer, whole: dlrp.Attribution, findin
             finding.batch_note = f"the model does not take a single row: {say(error)[:120]}"
             return
         try:
-            single = explainer(**case.row(row), target=seed if seed.any() else None)
+            single = explainer(**case.row(row), target=seed if seed.any() else None, output=unwrap)
         except dlrp.TargetError as error:
             finding.batch_note = f"the output of one row cannot take the batch's seed: {error}"
             return
