@@ -178,7 +178,8 @@ def _root(output: Tensor, number: int) -> tuple[Any, int]:
             if output.is_inference()
             else "it is a leaf"
             if output.requires_grad
-            else "it was made under torch.no_grad(), detached, or from tensors that require no gradient"
+            else "it was made under torch.no_grad(), detached, from tensors that require no gradient, or by a quantised model's integers "
+            "(explain the float model that it was made from)"
         )
         raise NoGraphError(
             f"output {number} of shape {tuple(output.shape)} has no autograd graph: {cause}. Run the forward pass with "
