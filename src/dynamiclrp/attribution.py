@@ -151,19 +151,19 @@ class Attribution(Viewable):
         return 1 if dim is None else self.seed.shape[dim]
 
     def __getitem__(self, row: int) -> Attribution:
-        """One row, as an attribution of its own."""
+        """One row, as an attribution of its own, whose tensors have that row first."""
         if not isinstance(row, int) or not -len(self) <= row < len(self):
             raise IndexError(
                 f"row {row!r}: expected a number below {len(self)}, the rows of the output of shape {tuple(self.seed.shape)}"
             )
-        if len(self) == 1:
+        if len(self) == 1 and not self.batch_dim:
             return self
         row %= len(self)
         outer, inner = row_dim(self.seed, self.batch_dim) or 0, self.batch_dim or 0
 
         def rows(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             fit = {name: t for name, t in tensors.items() if t.dim() > inner and t.shape[inner] == len(self)}
-            return {name: t.narrow(inner, row, 1) for name, t in fit.items()}
+            return {name: t.narrow(inner, row, 1).movedim(inner, 0) for name, t in fit.items()}
 
         if not rows(self.relevances):
             shapes = ", ".join(f"{name} {tuple(r.shape)}" for name, r in self.relevances.items())
@@ -176,8 +176,9 @@ class Attribution(Viewable):
             self,
             relevances=rows(self.relevances),
             layers=rows(self.layers),
-            prediction=self.prediction.narrow(outer, row, 1),
-            seed=self.seed.narrow(outer, row, 1),
+            prediction=self.prediction.narrow(outer, row, 1).movedim(outer, 0),
+            seed=self.seed.narrow(outer, row, 1).movedim(outer, 0),
+            batch_dim=self.batch_dim and 0,
             target=each[row] if isinstance(each, list) and len(each) == len(self) else self.target,
             ledger=None,  # one for all rows
             media={name: media[row : row + 1] for name, media in self.media.items()},

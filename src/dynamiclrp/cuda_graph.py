@@ -7,6 +7,7 @@ then the relevance.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -188,7 +189,9 @@ class Captured:
         seed = seed or self._seed
         if seed.good is not None and not seed.good.any():
             raise seed.error()
-        return replace(made, notes=noted(self.plan, seed)) if judge(seed, self._largest.tolist()) else None
+        explained, *told = self._largest.tolist()
+        good = judge(seed, told) and math.isfinite(explained)
+        return replace(made, notes=noted(self.plan, seed)) if good else None
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(value.shape)) for value in self._inputs)

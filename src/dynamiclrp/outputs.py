@@ -24,7 +24,7 @@ Place = tuple[Any, ...]  # keys and numbers, from the top
 
 _PREDICTIONS = ("logits", "prediction_logits", "logits_per_image", "last_hidden_state")
 _HOW = (
-    "Say which with output=, a name, an index or a function of what the model returned; with target=(name, 1), class 1 of "
+    "To dynamiclrp.explain say which with output=, a name, an index or a function of what the model returned; with target=(name, 1), class 1 of "
     "that one; or with a callable target, which gets all of it."
 )
 

@@ -23,6 +23,7 @@ class Seed:
 
     coefficient: Tensor  # all zeros if there is nothing to hand back
     relevance: Tensor
+    scores: Tensor  # the values that are explained: what is not finite cannot be
     error: Callable[[], LRPError]  # what to say then
     good: Tensor | None = None  # on the device, 0 if there is no value to carry some of it, where that may be
     differs: Tensor | None = None  # on the device: is gradient x output another number than what a callable chose?
@@ -91,11 +92,12 @@ def seed_for(output: Tensor, target: Target, batch_dim: int | None = None) -> Se
         return _from_callable(output, target, row_dim(output, batch_dim))
     if isinstance(target, Tensor) and target.is_floating_point():
         return given_seed(target, output)
-    relevance = _chosen(output.detach(), target, row_dim(output, batch_dim))
+    relevance, scores = _chosen(output.detach(), target, row_dim(output, batch_dim))
     where = "the largest logit of every row" if target is None else f"target {target!r}"
     return Seed(
         torch.ne(relevance, 0, out=torch.empty_like(relevance)),
         relevance,
+        scores,
         lambda: ZeroOutputError(
             f"the output is exactly zero at {where} (output shape {tuple(relevance.shape)}): there is no score to hand back. "
             "Choose another target, or explain a score before the operation that made it zero."
@@ -112,6 +114,7 @@ def given_seed(seed: Tensor, output: Tensor) -> Seed:
     return Seed(
         torch.where(seed == 0, 0, seed / torch.where(values == 0, 1, values)),
         torch.where(nowhere, 0, seed),
+        torch.where(seed == 0, 0, values),
         lambda: ZeroOutputError(
             f"{int(nowhere.sum())} of {int((seed != 0).sum())} seeded elements are where the output is exactly zero; "
             "relevance is handed back in proportion to values, so it has nowhere to go. Seed only where the output is not zero."
@@ -138,6 +141,7 @@ def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor], dim: int 
     return Seed(
         gradient,
         relevance,
+        chosen.detach(),
         lambda: ZeroOutputError(
             "the target callable chose only scores that are exactly zero: there is nothing to hand back"
         ),
@@ -155,15 +159,15 @@ def _differs(chosen: Tensor, relevance: Tensor, dim: int | None) -> Tensor:
     return ((value - shares.sum(1)).abs() > rounding).any()
 
 
-def _chosen(values: Tensor, target: Any, dim: int | None) -> Tensor:
-    """The output where the target is, zero elsewhere.
+def _chosen(values: Tensor, target: Any, dim: int | None) -> tuple[Tensor, Tensor]:
+    """The output where the target is, zero elsewhere, and what is there.
 
     Rows are the dimension `dim`; of outputs token by token (rank 3) the last position is meant, of [rows] the only score.
     """
     if values.dim() == 0:
         if target not in (None, 0):
             raise TargetError(f"target {target!r} for a single score: expected None")
-        return values.clone()
+        return values.clone(), values
     made = torch.zeros_like(values)
     rows, chosen = (
         y[None] if dim is None else y[:, None] if y.dim() == 1 else y.movedim(dim, 0) for y in (values, made)
@@ -175,7 +179,7 @@ def _chosen(values: Tensor, target: Any, dim: int | None) -> Tensor:
             )
         index: Any = (slice(None), *(_check(i, n, target, values) for i, n in zip(target, rows.shape[1:])))
         chosen[index] = rows[index]
-        return made
+        return made, rows[index]
     if rows.dim() > 3:
         raise TargetError(
             f"target {target!r} for an output of shape {tuple(values.shape)}, which has scores {tuple(rows.shape[2:])} of each "
@@ -190,7 +194,7 @@ def _chosen(values: Tensor, target: Any, dim: int | None) -> Tensor:
         column = _columns(rows, target)[:, None]
         scores = rows.gather(1, column)
     chosen.scatter_(1, column, scores)
-    return made
+    return made, scores
 
 
 def _columns(rows: Tensor, target: Any) -> Tensor:

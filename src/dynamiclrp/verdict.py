@@ -30,11 +30,12 @@ def sound(seeds: Sequence[Seed], found: Sequence[Tensor]) -> bool:
     """Is all relevance finite? Raises what is wrong with the seeds."""
     several = len(seeds) > 1
     flags = [seed.coefficient if seed.good is None else seed.good for seed in seeds if several or seed.good is not None]
-    told = largest([*flags, *(seed.relevance for seed in seeds), *found]).tolist()
+    told = largest([*flags, *(seed.scores for seed in seeds), *found]).tolist()
     for seed, good in zip(seeds, told[: len(flags)]):
         if good == 0:
             raise seed.error()
-    return judge(seeds[0], told[len(flags) :])
+    first = len(flags) + len(seeds)
+    return judge(seeds[0], told[first:]) and all(map(math.isfinite, told[len(flags) : first]))
 
 
 def judge(seed: Seed, told: Sequence[float]) -> bool:
