@@ -113,24 +113,17 @@ def load(path: str | PathLike[str]) -> Any:
         raise ValueError(f"{file} is a safetensors file of something else: expected one that .save() wrote")
     try:
         return _read(text, tensors, _room(file.stat().st_size))
-    except _Newer as error:
-        raise ValueError(f"{file} {error}") from None
     except (ArithmeticError, AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:160]
         raise ValueError(
-            f"{file} is damaged, or was made by something else ({type(error).__name__}: {reason}): expected a file as .save() "
-            "wrote it. Remedy: save the result again."
+            f"{file} cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]}): expected a file as .save() "
+            "wrote it; a damaged one cannot be mended"
         ) from error
-
-
-class _Newer(ValueError):
-    """The file is of a later version."""
 
 
 def _read(text: str, tensors: Mapping[str, Tensor], room: int) -> Viewable:
     meta = json.loads(text)
     if meta["version"] > _VERSION:
-        raise _Newer(f"was written by a newer dynamiclrp (format {meta['version']}, known: {_VERSION}): upgrade")
+        raise ValueError(f"written by a newer dynamiclrp (format {meta['version']}, known: {_VERSION}): upgrade")
     if _spread(meta["result"]) > room:
         raise ValueError("so small a file does not hold tensors so large")
     result = _unpack(meta["result"], tensors, _classes())
@@ -201,7 +194,7 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, typ
     if "class" in value:
         kind = classes.get(value["class"])
         if kind is None:
-            raise _Newer(f"holds {value['class']!r}, which this dynamiclrp does not know: upgrade it")
+            raise ValueError(f"it holds {value['class']!r}, which this dynamiclrp does not know: upgrade it")
         return kind(**{name: _unpack(item, tensors, classes) for name, item in value["fields"].items()})
     ((tag, inner),) = value.items()
     match tag:
@@ -219,4 +212,4 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, typ
             return float.fromhex(inner)
         case "described":
             return inner
-    raise _Newer(f"holds {tag!r}, which this dynamiclrp does not know: upgrade it")
+    raise ValueError(f"it holds {tag!r}, which this dynamiclrp does not know: upgrade it")

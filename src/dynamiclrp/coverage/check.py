@@ -139,7 +139,7 @@ def _explain_dynamic(case: Case) -> dlrp.Attribution:
     try:
         return dlrp.explain(case.model, **case.inputs, preset="dynamic")
     except dlrp.TargetError:
-        return dlrp.explain(case.model, **case.inputs, preset="dynamic", target=all_of_it, output=unwrap)
+        return dlrp.explain(case.model, **case.inputs, preset="dynamic", target=all_of_it)
 
 
 def in_double(case: Case) -> Case:
@@ -167,17 +167,17 @@ def _check(case: Case, finding: Finding) -> None:
         first = explainer(**case.inputs)
     except dlrp.TargetError:  # a map of scores, or a zero at the default: explain the output as a whole
         target = all_of_it
-        first = explainer(**case.inputs, target=target, output=unwrap)
+        first = explainer(**case.inputs, target=target)
     finding.explained, finding.finite = True, _finite(first.relevances)
     torch.manual_seed(0)
-    second = explainer(**case.inputs, target=target, output=unwrap)
+    second = explainer(**case.inputs, target=target)
     finding.repeats = all(torch.equal(first.relevances[k], second.relevances[k]) for k in first.relevances)
     if case.batched:
         _rows(case, explainer, first, finding)
         if finding.batch_error is not None and finding.batch_error > TOLERANCE:
             _rows_in_double(case, finding, target)
     torch.manual_seed(0)
-    watched = explainer(**case.inputs, target=target, output=unwrap, ledger=True)
+    watched = explainer(**case.inputs, target=target, ledger=True)
     finding.way_error = difference(first, watched)
     if finding.way_error > TOLERANCE:
         finding.way_error = _ways_in_double(case, target, finding.way_error)
@@ -188,7 +188,7 @@ def _check(case: Case, finding: Finding) -> None:
     finding.unexplained = _unexplained(book)
     if finding.unexplained:  # rounding, as of a value that is the small difference of two sums, goes away in float64
         exact = in_double(case)
-        book = dlrp.explain(exact.model, **exact.inputs, target=target, output=unwrap, ledger=True).ledger
+        book = dlrp.explain(exact.model, **exact.inputs, target=target, ledger=True).ledger
         assert isinstance(book, dlrp.Ledger)
         finding.unexplained = _unexplained(book)
 
@@ -220,7 +220,8 @@ def _has_path(case: Case) -> bool:
     return any(g is not None for g in found)
 
 
-def all_of_it(output: Tensor) -> Tensor:
+def all_of_it(output: Any) -> Tensor:
+    output = unwrap(output)
     return output.reshape(len(output), -1).sum(1) if output.dim() else output
 
 
@@ -240,7 +241,7 @@ def _ways_in_double(case: Case, target: Any, in_single: float) -> float:
         found = []
         for ledger in (False, True):
             torch.manual_seed(0)
-            found.append(explainer(**exact.inputs, target=target, output=unwrap, ledger=ledger))
+            found.append(explainer(**exact.inputs, target=target, ledger=ledger))
     except Exception:
         return in_single
     return difference(*found)
@@ -253,7 +254,7 @@ def _rows_in_double(case: Case, finding: Finding, target: Any) -> None:
         exact = in_double(case)
         torch.manual_seed(0)
         explainer = dlrp.Explainer(exact.model)
-        _rows(exact, explainer, explainer(**exact.inputs, target=target, output=unwrap), finding)
+        _rows(exact, explainer, explainer(**exact.inputs, target=target), finding)
     except Exception as error:
         finding.batch_error, finding.batch_note = in_single, f"does not run in float64: {say(error)[:120]}"
     else:
@@ -275,7 +276,7 @@ def _rows(case: Case, explainer: dlrp.Explainer, whole: dlrp.Attribution, findin
             finding.batch_note = f"the model does not take a single row: {say(error)[:120]}"
             return
         try:
-            single = explainer(**case.row(row), target=seed if seed.any() else None, output=unwrap)
+            single = explainer(**case.row(row), target=seed if seed.any() else None)
         except dlrp.TargetError as error:
             finding.batch_note = f"the output of one row cannot take the batch's seed: {error}"
             return
