@@ -221,7 +221,10 @@ def _has_path(case: Case) -> bool:
 
 
 def all_of_it(output: Any) -> Tensor:
+    """The sum of a row's output; of a map of scores the largest, since sums of what was normalised are zero."""
     output = unwrap(output)
+    if output.dim() > 3:
+        return output.flatten(1).amax(1)
     return output.reshape(len(output), -1).sum(1) if output.dim() else output
 
 
