@@ -156,6 +156,8 @@ def explain(
 def inspect(model: nn.Module, *args: Any, preset: str | Preset = "default", **kwargs: Any) -> Report:
     """Which operations a model is made of, which rule each gets, and what the Promise System has to do.
 
+    `output` says which of several outputs, as for `explain`.
+
     >>> import torch, dynamiclrp as dlrp
     >>> print(dlrp.inspect(torch.nn.Linear(3, 2), torch.randn(1, 3)).coverage)
     1.0
