@@ -313,7 +313,7 @@ class Call:
         )
         if recorder is not None:
             graph = graph.changed(calls=recorder.by_node(graph))
-        shapes = [(source.tokens or source.values[0].shape, source.tokens is not None) for source in sources]
+        shapes = ((source.tokens or source.values[0].shape, source.tokens is not None) for source in sources)
         return Forward(scores, graph, tuple(sources), layers, batch_of(scores.tensor, shapes, self.batch_dim))
 
     def _lookups(self, graph: Graph, tracker: Tracker | None) -> list[Explained]:

@@ -42,7 +42,7 @@ class Scores:
     def ask(self, target: Target) -> Scores | None:
         """Another target's question; None, if that speaks of another tensor."""
         if self.raw is None:
-            return read(self.tensor, target, None)
+            return self if target is self.target else read(self.tensor, target, None)
         other = read(self.raw, target, self.output)
         return other if other.name == self.name else None
 

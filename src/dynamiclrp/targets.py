@@ -26,7 +26,7 @@ class Seed:
     scores: Tensor  # the values that are explained: what is not finite cannot be
     error: Callable[[], LRPError]  # what to say then
     good: Tensor | None = None  # on the device, 0 if there is no value to carry some of it, where that may be
-    differs: Tensor | None = None  # on the device: is gradient x output another number than what a callable chose?
+    differs: Tensor | None = None  # on the device, positive if gradient x output is not what a callable chose
 
 
 def plain(target: Any) -> Any:
@@ -145,18 +145,28 @@ def _from_callable(output: Tensor, target: Callable[[Tensor], Tensor], dim: int 
         lambda: ZeroOutputError(
             "the target callable chose only scores that are exactly zero: there is nothing to hand back"
         ),
-        differs=_differs(chosen.detach(), relevance, dim),
+        differs=_differs(chosen.detach().to(relevance.device), relevance, dim),
     )
 
 
 def _differs(chosen: Tensor, relevance: Tensor, dim: int | None) -> Tensor:
-    """On the device: is the value of a target, in any row, another than the relevance that stands for it?"""
-    if dim is None or relevance.dim() == 0 or chosen.dim() == 0 or len(chosen) != relevance.shape[dim]:
+    """On the device: by how much, beyond rounding, is a target's value in any row not the relevance that stands for it?"""
+    if dim is None or chosen.dim() == 0 or len(chosen) != relevance.shape[dim]:
         value, shares = chosen.sum()[None], relevance.reshape(1, -1)
     else:
-        value, shares = chosen.reshape(len(chosen), -1).sum(1), relevance.movedim(dim, 0).reshape(len(chosen), -1)
-    rounding = torch.finfo(shares.dtype).eps ** 0.5 * (value.abs() + shares.abs().sum(1))
-    return ((value - shares.sum(1)).abs() > rounding).any()
+        value = chosen if chosen.dim() == 1 else chosen.flatten(1).sum(1)
+        shares = _in_rows(relevance, dim).flatten(1)
+    off, all_of_it = (value - shares.sum(1)).abs(), torch.linalg.vector_norm(shares, 1, 1)
+    return torch.sub(off, all_of_it, alpha=torch.finfo(shares.dtype).eps ** 0.5).max()
+
+
+def _in_rows(values: Tensor, dim: int | None) -> Tensor:
+    """Rows first; a single dimension holds one row, or one score of each."""
+    if dim is None:
+        return values[None]
+    if values.dim() == 1:
+        return values[:, None]
+    return values.movedim(dim, 0) if dim else values
 
 
 def _chosen(values: Tensor, target: Any, dim: int | None) -> tuple[Tensor, Tensor]:
@@ -169,9 +179,7 @@ def _chosen(values: Tensor, target: Any, dim: int | None) -> tuple[Tensor, Tenso
             raise TargetError(f"target {target!r} for a single score: expected None")
         return values.clone(), values
     made = torch.zeros_like(values)
-    rows, chosen = (
-        y[None] if dim is None else y[:, None] if y.dim() == 1 else y.movedim(dim, 0) for y in (values, made)
-    )
+    rows, chosen = _in_rows(values, dim), _in_rows(made, dim)
     if isinstance(target, tuple):  # an index into one row's output
         if len(target) != rows.dim() - 1:
             raise TargetError(

@@ -47,7 +47,7 @@ def judge(seed: Seed, told: Sequence[float]) -> bool:
 
 def noted(plan: Plan, seed: Seed) -> tuple[str, ...]:
     """What a reader of the result has to know. Of a target that is not linear its author is warned, too."""
-    if seed.differs is None or not bool(seed.differs):
+    if seed.differs is None or not float(seed.differs) > 0:
         return plan.notes
     note = "the target is not linear in the output: explained is gradient x output, which is not the target's value"
     warnings.warn(
