@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamiclrp as dlrp
-from dynamiclrp.targets import unwrap
+from dynamiclrp.outputs import unwrap
 
 Call = Callable[[], object]
 

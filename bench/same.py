@@ -60,7 +60,7 @@ def explained(model: Any, inputs: dict[str, Any], preset: Any, ledger: bool = Fa
     try:
         try:
             made = dlrp.explain(model, **inputs, preset=preset, ledger=ledger)
-        except dlrp.ZeroOutputError:
+        except dlrp.TargetError:
             made = dlrp.explain(model, **inputs, preset=preset, ledger=ledger, target=all_of_it)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}

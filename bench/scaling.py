@@ -30,7 +30,7 @@ import dynamiclrp as dlrp
 import methods
 from dynamiclrp.explainer import Plans
 from dynamiclrp.forward import graph_of
-from dynamiclrp.targets import unwrap
+from dynamiclrp.outputs import unwrap
 from dynamiclrp.timing import measure
 from models import build
 

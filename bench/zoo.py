@@ -70,7 +70,7 @@ def explained(explainer: dlrp.Explainer, case: Case, target: Any = None) -> dlrp
     torch.manual_seed(0)
     try:
         return explainer(**case.inputs, target=target)
-    except dlrp.ZeroOutputError:
+    except dlrp.TargetError:
         if target is not None:
             raise
         return explainer(**case.inputs, target=all_of_it)

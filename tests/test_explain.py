@@ -340,8 +340,8 @@ def test_question_answering():
     model = bert_qa().double()
     with torch.no_grad():
         out = model(IDS)
-    a = dlrp.explain(model, IDS, target=lambda y: y[:, 1, 0] + y[:, 3, 1])
-    assert torch.equal(a.prediction, torch.stack([out.start_logits, out.end_logits], -1))
+    a = dlrp.explain(model, IDS, target=lambda out: out.start_logits[:, 1] + out.end_logits[:, 3])
+    assert torch.equal(a.prediction, torch.cat([out.start_logits, out.end_logits], 1))  # side by side
     x = model.get_input_embeddings()(IDS).detach().requires_grad_()
     out = model(inputs_embeds=x)
     seeds = [torch.zeros_like(out.start_logits), torch.zeros_like(out.end_logits)]
@@ -349,6 +349,7 @@ def test_question_answering():
     (expected,) = dlrp.relevance([out.start_logits, out.end_logits], x, seed=seeds)
     assert error(a.relevance, expected.sum(-1)) < TOLERANCE
     one = dlrp.explain(model, IDS, target=(1, 0))
+    assert torch.equal(one.prediction, torch.stack([out.start_logits, out.end_logits], -1))
     other = dlrp.explain(model, IDS, target=(3, 1))
     assert error(a.relevance, one.relevance + other.relevance) < TOLERANCE
 
@@ -370,9 +371,9 @@ class Output:
 
 
 WRAPS = {
-    "tuple": lambda y: (y, y * 2),
+    "tuple": lambda y: (y, [y * 2]),
     "list": lambda y: [y],
-    "dict": lambda y: {"scores": y, "more": y * 2},
+    "dict": lambda y: {"scores": y, "ids": y.argmax(-1)},
     "ids first": lambda y: (y.argmax(-1), y),
     "logits": Output,
     "logits among others": lambda y: {"hidden": y * 2, "logits": y},
@@ -446,7 +447,7 @@ def test_targets_in_all_forms(form, preset):
 def test_a_contrast_is_the_difference_of_two():
     model, ids = gpt2().double(), IDS
     one, two = (dlrp.explain(model, ids, target=token).relevance for token in (4, 9))
-    both = dlrp.explain(model, ids, target=lambda y: y[:, -1, 4] - y[:, -1, 9])
+    both = dlrp.explain(model, ids, target=lambda out: out.logits[:, -1, 4] - out.logits[:, -1, 9])
     assert error(both.relevance, one - two) < TOLERANCE
 
 

@@ -80,7 +80,9 @@ def test_contrast_is_the_difference_of_two(model, tokenizer):
     for i in range(len(g)):
         at, token = g.start + i, int(ids[0, g.start + i])
         plain = dlrp.explain(
-            model, input_ids=ids[:, :at], target=lambda out, token=token: out[0, -1, token] - out[0, -1, oven]
+            model,
+            input_ids=ids[:, :at],
+            target=lambda out, token=token: out.logits[0, -1, token] - out.logits[0, -1, oven],
         )
         assert torch.allclose(g.matrix[i, :at], plain.relevance[0], atol=1e-5)
     assert set(g.contrasts) == {" oven"}

@@ -102,7 +102,7 @@ def test_token_classification_speaks_about_one_token(pieces):
     a = dlrp.explain_text(model, pieces, SENTENCE, token="drawer", target="THING", contrast="O")
     at = pieces(SENTENCE).tokens().index("drawer")
     plain = dlrp.explain(
-        model, **pieces(SENTENCE, return_tensors="pt"), target=lambda out: out[0, at, 1] - out[0, at, 0]
+        model, **pieces(SENTENCE, return_tensors="pt"), target=lambda out: out.logits[0, at, 1] - out.logits[0, at, 0]
     )
     assert torch.allclose(a.relevances["input_ids"], plain.relevances["input_ids"], atol=1e-7)
     assert str(a.answers[0]) == "“drawer” is THING rather than O"
@@ -119,7 +119,7 @@ def test_masked_language_model_fills_the_mask(pieces):
     ids = pieces(text, return_tensors="pt")
     at = int((ids["input_ids"][0] == pieces.mask_token_id).nonzero())
     drawer, oven = pieces.convert_tokens_to_ids(["drawer", "oven"])
-    plain = dlrp.explain(model, **ids, target=lambda out: out[0, at, drawer] - out[0, at, oven])
+    plain = dlrp.explain(model, **ids, output="logits", target=lambda y: y[0, at, drawer] - y[0, at, oven])
     assert torch.allclose(a.relevances["input_ids"], plain.relevances["input_ids"], atol=1e-7)
     assert str(a.answers[0]) == "drawer rather than oven"
     with pytest.raises(dlrp.TargetError, match="0 masks"):
@@ -132,7 +132,10 @@ def test_causal_language_model_explains_the_next_token(bytelevel):
     a = dlrp.explain_text(model, bytelevel, text, target="drawer", contrast="oven")
     drawer, oven = (bytelevel(f" {word}")["input_ids"][0] for word in ("drawer", "oven"))
     plain = dlrp.explain(
-        model, **bytelevel(text, return_tensors="pt"), target=lambda out: out[0, -1, drawer] - out[0, -1, oven]
+        model,
+        **bytelevel(text, return_tensors="pt"),
+        output="logits",
+        target=lambda y: y[0, -1, drawer] - y[0, -1, oven],
     )
     assert torch.allclose(a.relevance, plain.relevance, atol=1e-7)
     assert "".join(a.media["input_ids"][0].pieces) == text
@@ -162,6 +165,10 @@ def test_seq2seq_explains_encoder_and_decoder(pieces):
     assert torch.allclose(a.relevances["input_ids"], plain.relevances["input_ids"], atol=1e-6)
 
 
+def span(first, last):
+    return lambda out: out.start_logits[0, first] + out.end_logits[0, last]
+
+
 def test_question_answering_explains_a_span(pieces):
     model = words.bert("QuestionAnswering")
     pair = ("who opened the drawer?", "Alice opened the oven. Bob opened the drawer.")
@@ -178,8 +185,8 @@ def test_question_answering_explains_a_span(pieces):
     assert float(a.score) == pytest.approx(best, abs=1e-5)
     b = dlrp.explain_text(model, pieces, pair, target="Bob", contrast="Alice")
     assert str(b.answers[0]) == "Bob rather than Alice"
-    plain = dlrp.explain(model, **ids, target=lambda o: o[0, b.target[0][0][0], 0] + o[0, b.target[0][0][1], 1])
-    other = dlrp.explain(model, **ids, target=lambda o: o[0, b.target[0][1][0], 0] + o[0, b.target[0][1][1], 1])
+    plain = dlrp.explain(model, **ids, target=span(*b.target[0][0]))
+    other = dlrp.explain(model, **ids, target=span(*b.target[0][1]))
     assert torch.allclose(
         b.relevances["input_ids"], (plain.relevances["input_ids"] - other.relevances["input_ids"]), atol=1e-6
     )

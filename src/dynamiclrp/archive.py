@@ -8,7 +8,9 @@ not kept: the first belongs to a live graph, of the second the account stays.
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -66,11 +68,30 @@ def _safetensors() -> Any:
 
 def save(result: Viewable, path: str | PathLike[str]) -> None:
     """Write a result to one file."""
-    tensors: dict[str, Tensor] = {}
-    meta = {"version": _VERSION, "result": _pack(result, tensors, "", _classes())}
-    tensors.setdefault("_", torch.zeros(0))  # safetensors wants at least one
-    data = _safetensors().torch.save(tensors, {_KEY: json.dumps(meta, ensure_ascii=False)})
+    for dense in (
+        _DENSE,
+        sys.maxsize,
+    ):  # the second time, where what is mostly zeros would outgrow the file by too much
+        tensors: dict[str, Tensor] = {}
+        meta = {"version": _VERSION, "result": _pack(result, tensors, "", _classes(), dense)}
+        tensors.setdefault("_", torch.zeros(0))  # safetensors wants at least one
+        data = _safetensors().torch.save(tensors, {_KEY: json.dumps(meta, ensure_ascii=False)})
+        if _spread(meta) <= _room(len(data)):
+            break
     write_whole(path, data)
+
+
+def _room(size: int) -> int:
+    """Bytes that the zeros of a file of this size may take in memory: a small file must not ask for all of it."""
+    return 2**26 + 16 * size
+
+
+def _spread(packed: Any) -> int:
+    """Bytes that tensors of mostly zeros take when they are unpacked."""
+    if isinstance(packed, dict) and "sparse" in packed:
+        return 8 * math.prod(map(abs, packed["sparse"][1]))
+    inner = packed.values() if isinstance(packed, dict) else packed if isinstance(packed, list) else ()
+    return sum(map(_spread, inner))
 
 
 def load(path: str | PathLike[str]) -> Any:
@@ -90,15 +111,37 @@ def load(path: str | PathLike[str]) -> Any:
         raise ValueError(f"{file} is not a safetensors file ({error}): expected one that .save() wrote") from None
     if text is None:
         raise ValueError(f"{file} is a safetensors file of something else: expected one that .save() wrote")
+    try:
+        return _read(text, tensors, _room(file.stat().st_size))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{file} cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]}): expected a file as .save() "
+            "wrote it; a damaged one cannot be mended"
+        ) from error
+
+
+def _read(text: str, tensors: Mapping[str, Tensor], room: int) -> Viewable:
     meta = json.loads(text)
     if meta["version"] > _VERSION:
-        raise ValueError(
-            f"{file} was written by a newer dynamiclrp (format {meta['version']}, known: {_VERSION}): upgrade"
-        )
-    return _unpack(meta["result"], tensors, _classes())
+        raise ValueError(f"written by a newer dynamiclrp (format {meta['version']}, known: {_VERSION}): upgrade")
+    if _spread(meta["result"]) > room:
+        raise ValueError("so small a file does not hold tensors so large")
+    result = _unpack(meta["result"], tensors, _classes())
+    if not isinstance(result, Viewable):
+        raise TypeError(f"it holds {type(result).__name__}, no result")
+    return result
 
 
-def _pack(value: Any, tensors: dict[str, Tensor], name: str, classes: Mapping[str, type]) -> Any:
+def _whole(places: Tensor, values: Tensor, sizes: list[int]) -> Tensor:
+    """A tensor of zeros with these values."""
+    if len(places) != len(values) or (places < 0).any():
+        raise ValueError("places and values do not fit each other")
+    whole = torch.zeros(sizes, dtype=values.dtype)
+    whole.view(-1)[places] = values
+    return whole
+
+
+def _pack(value: Any, tensors: dict[str, Tensor], name: str, classes: Mapping[str, type], dense: int) -> Any:
     """JSON of a value; its tensors go to `tensors` under the path where they stand."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -107,7 +150,7 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str, classes: Mapping[st
     if isinstance(value, Tensor):
         flat = value.detach().cpu().flatten()
         places = flat.nonzero()[:, 0]
-        if flat.numel() > _DENSE and 20 * len(places) < flat.numel():  # a seed is zero nearly everywhere
+        if flat.numel() > dense and 20 * len(places) < flat.numel():  # a seed is zero nearly everywhere
             tensors[f"{name}.places"], tensors[f"{name}.values"] = places, flat[places].clone()
             return {"sparse": [name, list(value.shape)]}
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -118,13 +161,13 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str, classes: Mapping[st
         )
         return {"bytes": name}
     if isinstance(value, (list, tuple)):
-        packed = [_pack(item, tensors, f"{name}.{i}", classes) for i, item in enumerate(value)]
+        packed = [_pack(item, tensors, f"{name}.{i}", classes, dense) for i, item in enumerate(value)]
         return packed if isinstance(value, list) else {"tuple": packed}
     if isinstance(value, Mapping):
-        return {"dict": [[k, _pack(v, tensors, f"{name}.{k}", classes)] for k, v in value.items()]}
+        return {"dict": [[k, _pack(v, tensors, f"{name}.{k}", classes, dense)] for k, v in value.items()]}
     if is_dataclass(value) and classes.get(type(value).__name__) is type(value):
         inner = {
-            field.name: _pack(_kept(value, field.name), tensors, f"{name}.{field.name}".lstrip("."), classes)
+            field.name: _pack(_kept(value, field.name), tensors, f"{name}.{field.name}".lstrip("."), classes, dense)
             for field in fields(value)
             if field.init
         }
@@ -151,17 +194,14 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, typ
     if "class" in value:
         kind = classes.get(value["class"])
         if kind is None:
-            raise ValueError(f"the file holds {value['class']!r}, which this dynamiclrp does not know: upgrade it")
+            raise ValueError(f"it holds {value['class']!r}, which this dynamiclrp does not know: upgrade it")
         return kind(**{name: _unpack(item, tensors, classes) for name, item in value["fields"].items()})
     ((tag, inner),) = value.items()
     match tag:
         case "tensor":
             return tensors[inner]
         case "sparse":
-            values = tensors[f"{inner[0]}.values"]
-            whole = torch.zeros(inner[1], dtype=values.dtype)
-            whole.view(-1)[tensors[f"{inner[0]}.places"]] = values
-            return whole
+            return _whole(tensors[f"{inner[0]}.places"], tensors[f"{inner[0]}.values"], inner[1])
         case "bytes":
             return bytes(tensors[inner].tolist())
         case "tuple":
@@ -172,4 +212,4 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, typ
             return float.fromhex(inner)
         case "described":
             return inner
-    raise ValueError(f"the file holds {tag!r}, which this dynamiclrp does not know: upgrade it")
+    raise ValueError(f"it holds {tag!r}, which this dynamiclrp does not know: upgrade it")

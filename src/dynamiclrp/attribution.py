@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .media import FIRST, PADDING, SPECIAL, Medium, Picture, Tokens
 from .parts import Part, parts_of, pool
+from .targets import row_dim
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -30,6 +31,7 @@ class Account:
     total: float
     delivered: float
     kept: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what its reader has to know
 
     @property
     def residual(self) -> float:
@@ -118,6 +120,9 @@ class Attribution(Viewable):
     media: dict[str, tuple[Medium, ...]] = field(default_factory=dict)
     answers: tuple[Answer, ...] = ()
     about: dict[str, str] = field(default_factory=dict)  # model, task: for captions
+    output: str = ""  # which of several things that the model returned was explained
+    batch_dim: int | None = None  # of the rows in inputs and outputs, as far as it had to be said
+    notes: tuple[str, ...] = ()  # what its reader has to know
 
     @property
     def relevance(self) -> Tensor:
@@ -126,43 +131,58 @@ class Attribution(Viewable):
 
     @property
     def score(self) -> Tensor:
-        """What was explained, one number per row."""
-        return self.seed.reshape(len(self.seed), -1).sum(1) if self.seed.dim() else self.seed
+        """What was explained, one number per row: of a target that is not linear gradient x output, as `notes` say."""
+        dim = row_dim(self.seed, self.batch_dim)
+        if dim is None:
+            return self.seed.sum()[None] if self.seed.dim() else self.seed
+        return self.seed.movedim(dim, 0).reshape(len(self), -1).sum(1)
 
     @property
     def account(self) -> Account:
         """Score, what reached the inputs, and what was kept (by whom, if a ledger was asked for)."""
         if self.ledger is not None:
-            return Account(self.ledger.total, self.ledger.delivered, dict(self.ledger.kept))
+            return Account(self.ledger.total, self.ledger.delivered, dict(self.ledger.kept), self.notes)
         delivered = sum(float(r.double().sum()) for r in self.relevances.values())
-        return Account(float(self.seed.double().sum()), delivered)
+        return Account(float(self.seed.double().sum()), delivered, notes=self.notes)
 
     def __len__(self) -> int:
         """Rows."""
-        return len(self.seed) if self.seed.dim() > 1 else 1
+        dim = row_dim(self.seed, self.batch_dim)
+        return 1 if dim is None else self.seed.shape[dim]
 
     def __getitem__(self, row: int) -> Attribution:
-        """One row, as an attribution of its own."""
+        """One row, as an attribution of its own, whose tensors have that row first."""
         if not isinstance(row, int) or not -len(self) <= row < len(self):
-            raise IndexError(f"row {row!r}: expected a number below {len(self)}")
-        if len(self) == 1:
+            raise IndexError(
+                f"row {row!r}: expected a number below {len(self)}, the rows of the output of shape {tuple(self.seed.shape)}"
+            )
+        if len(self) == 1 and not self.batch_dim:
             return self
         row %= len(self)
-        cut = slice(row, row + 1)
+        outer, inner = row_dim(self.seed, self.batch_dim) or 0, self.batch_dim or 0
 
         def rows(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: t[cut] for name, t in tensors.items() if t.dim() and len(t) == len(self)}
+            fit = {name: t for name, t in tensors.items() if t.dim() > inner and t.shape[inner] == len(self)}
+            return {name: t.narrow(inner, row, 1).movedim(inner, 0) for name, t in fit.items()}
 
+        if not rows(self.relevances):
+            shapes = ", ".join(f"{name} {tuple(r.shape)}" for name, r in self.relevances.items())
+            raise ValueError(
+                f"row {row}: no input has the output's {len(self)} rows in dimension {inner} ({shapes}). Where rows stand "
+                "elsewhere, say so when you explain: batch_dim=1 for [positions, rows, …]."
+            )
+        each = self.target.tolist() if isinstance(self.target, Tensor) and self.target.dim() == 1 else self.target
         return replace(
             self,
             relevances=rows(self.relevances),
             layers=rows(self.layers),
-            prediction=self.prediction[cut],
-            seed=self.seed[cut],
-            target=self.target[row] if isinstance(self.target, list) and len(self.target) == len(self) else self.target,
+            prediction=self.prediction.narrow(outer, row, 1).movedim(outer, 0),
+            seed=self.seed.narrow(outer, row, 1).movedim(outer, 0),
+            batch_dim=self.batch_dim and 0,
+            target=each[row] if isinstance(each, list) and len(each) == len(self) else self.target,
             ledger=None,  # one for all rows
-            media={name: media[cut] for name, media in self.media.items()},
-            answers=self.answers[cut],
+            media={name: media[row : row + 1] for name, media in self.media.items()},
+            answers=self.answers[row : row + 1],
         )
 
     def seen_as(self, **media: Medium | tuple[Medium, ...]) -> Attribution:
@@ -188,17 +208,20 @@ class Attribution(Viewable):
         """
         return [
             part
-            for name, relevance in self.relevances.items()
-            for row in range(len(relevance) if relevance.dim() else 1)
+            for name in self.relevances
+            for row in range(len(self._rows(name)))
             for part in self._parts(name, row, words)
         ]
 
     def _parts(self, name: str, row: int, words: bool) -> list[Part]:
-        relevance = self.relevances[name]
-        values = relevance[row] if relevance.dim() else relevance
+        values = self._rows(name)[row]
         if self.media and name not in self.media:
             return [Part(name, row, None, name, float(values.double().sum()))]
         return parts_of(name, row, values, self.media[name][row] if self.media else None, words)
+
+    def _rows(self, name: str) -> Tensor:
+        relevance, dim = self.relevances[name], self.batch_dim or 0
+        return relevance.movedim(dim, 0) if relevance.dim() > dim else relevance[None]
 
     def words(self) -> list[Part]:
         """Tokens added up to words; other inputs' parts as they are."""
@@ -258,6 +281,8 @@ class Attribution(Viewable):
             })  # fmt: skip
         return {
             **self.about,
+            **({"output": self.output} if self.output else {}),
+            **({"notes": list(self.notes)} if self.notes else {}),
             "preset": self.preset.name,
             "account": {"total": account.total, "delivered": account.delivered, "kept": dict(account.kept), "residual": account.residual},
             "rows": rows,
@@ -267,9 +292,11 @@ class Attribution(Viewable):
         shapes = ", ".join(f"{name}: {tuple(r.shape)}" for name, r in self.relevances.items())
         total = sum(float(r.sum()) for r in self.relevances.values())
         target = "; ".join(map(str, self.answers)) if self.answers else self.target
+        output = f"output={self.output}, " if self.output else ""
+        notes = "".join(f"; {note}" for note in self.notes)
         return (
-            f"Attribution({shapes}; target={target}, score={float(self.seed.sum()):.4g}, "
-            f"sum of relevance={total:.4g}, preset={self.preset.name})"
+            f"Attribution({shapes}; {output}target={target}, score={float(self.seed.sum()):.4g}, "
+            f"sum of relevance={total:.4g}, preset={self.preset.name}{notes})"
         )
 
 

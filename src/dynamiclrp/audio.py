@@ -17,6 +17,7 @@ from .attribution import Attribution
 from .explain import Explainer
 from .heads import ClassChoice, accepted, class_names
 from .media import Sound
+from .outputs import unwrap
 from .presets import Preset
 
 _QUIET = 1e-4  # noise that counts as silence
@@ -51,7 +52,7 @@ def explain_audio(
     x, argument = _input(model, samples, rate, processor)
     ask = ClassChoice(target, contrast, class_names(model, classes))
     x = x.to(next(model.parameters()).device)
-    a = Explainer(model, preset)(target=ask, ledger=ledger, **{argument: x})  # type: ignore[arg-type]
+    a = Explainer(model, preset)(target=ask, ledger=ledger, output=unwrap, **{argument: x})  # type: ignore[arg-type]
     sound = heard(samples, rate, x, lambda s: _input(model, s, rate, processor)[0])
     return replace(
         a,

@@ -28,6 +28,10 @@ OPAQUE = {
     "CheckpointFunctionBackward": "call torch.utils.checkpoint with use_reentrant=False",
     "DifferentiableGraphBackward": _SCRIPTED,
     "_ReversibleFunctionBackward": "reversible layers (Reformer) recompute themselves; run the plain layers in sequence",
+    "WarnNotImplemented": (
+        "torch has no derivative of what is inside. Of a quantised model explain the float model that it was made from; for "
+        "an operator of your own, give it a derivative (torch.library.register_autograd)"
+    ),
     "CppFunction": f"if it is scripted (torch.jit): {_SCRIPTED}",
 }
 
@@ -155,6 +159,8 @@ def cpp_function(name: str) -> str | None:
     >>> cpp_function("torch::autograd::CppNode<vision::ops::(anonymous namespace)::ROIAlignFunction>")
     'ROIAlignFunctionBackward'
     """
+    if name.endswith("::WarnNotImplemented"):
+        return "WarnNotImplemented"
     if not name.startswith("torch::autograd::CppNode<"):
         return None
     return name.removesuffix(">").rpartition("::")[2].rpartition("<")[2] + "Backward"
@@ -172,7 +178,8 @@ def _root(output: Tensor, number: int) -> tuple[Any, int]:
             if output.is_inference()
             else "it is a leaf"
             if output.requires_grad
-            else "it was made under torch.no_grad(), detached, or from tensors that require no gradient"
+            else "it was made under torch.no_grad(), detached, from tensors that require no gradient, or by a quantised model's integers "
+            "(explain the float model that it was made from)"
         )
         raise NoGraphError(
             f"output {number} of shape {tuple(output.shape)} has no autograd graph: {cause}. Run the forward pass with "

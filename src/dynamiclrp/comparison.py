@@ -12,6 +12,7 @@ from .attribution import Answer, Attribution, Viewable
 from .errors import PresetError
 from .explain import Explainer
 from .heads import several
+from .outputs import unwrap
 from .presets import Preset
 
 
@@ -111,9 +112,9 @@ def explain_each(
     for name in chosen:
         explainer, asks = Explainer(model, name), [ask(one) for one in wanted]
         if ledger or len(asks) == 1:
-            made = [explainer(target=one, ledger=ledger, **inputs) for one in asks]  # type: ignore[arg-type]
+            made = [explainer(target=one, ledger=ledger, output=unwrap, **inputs) for one in asks]  # type: ignore[arg-type]
         else:
-            made = list(explainer.each(targets=asks, **inputs))  # type: ignore[arg-type]
+            made = list(explainer.each(targets=asks, output=unwrap, **inputs))  # type: ignore[arg-type]
         for one, a in zip(asks, made):
             media = {key: medium for key, medium in shown["media"].items() if key in a.relevances}
             answers = tuple(one.answers)

@@ -7,9 +7,11 @@ then the relevance.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +20,11 @@ from torch import Tensor
 
 from .attribution import Attribution
 from .errors import CaptureError, LRPError
-from .forward import Call
+from .forward import Call, Forward
 from .parameters import Inventory
-from .targets import Seed, Target, seed_for
+from .targets import Seed, Target, given_seed, seed_for
 from .uploads import Uploads
-from .verdict import judge, largest
+from .verdict import judge, largest, noted
 
 if TYPE_CHECKING:
     from .explainer import Explainer
@@ -36,6 +38,12 @@ def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str]
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     given = [_plain(name, value) for name, value in (*enumerate(args), *kwargs.items())]
     return (many, autocast, tuple(layers), tuple(kwargs), *given)
+
+
+def copies_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments to capture with: memory of their own, that later values are written to."""
+    copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in (*args, *kwargs.values())]
+    return copies[: len(args)], dict(zip(kwargs, copies[len(args) :]))
 
 
 def _weights(inventory: Inventory) -> list[Tensor]:
@@ -67,13 +75,9 @@ class Captured:
     Nothing is looked at before `finish`, so that the GPU works while Python does.
     """
 
-    def __init__(
-        self, explainer: Explainer, args: Sequence[Any], kwargs: Mapping[str, Any], layers: tuple[str, ...], many: bool
-    ) -> None:
+    def __init__(self, explainer: Explainer, call: Call, many: bool) -> None:
         self.preset = explainer.preset
         self._owner: object = None  # whose values the last prediction was of
-        copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in (*args, *kwargs.values())]
-        call = explainer.call(copies[: len(args)], dict(zip(kwargs, copies[len(args) :])), layers)
         self._inputs = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
         self._values = [value.detach() for value in self._inputs]  # the same memory, to be written to
         if not self._inputs:
@@ -85,7 +89,7 @@ class Captured:
             for warm_up in range(_WARM_UPS):
                 with self._uploads if warm_up else nullcontext():
                     forward, plan = explainer.forward(call)
-                    forward.relevance(plan, seed_for(forward.output, None))
+                    forward.relevance(plan, _seed(forward))
                 predictions.append(forward.output.detach().clone())
         del forward
         self._uploads.reserve(name)
@@ -113,15 +117,16 @@ class Captured:
         pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(self._forward, pool=pool, stream=stream), self._uploads:
             forward, self.plan = explainer.forward(call)
-            self._seed = seed_for(forward.output, None)  # that of the default target; others are copied into it
+            self._seed = _seed(forward)  # that of the default target; others are copied into it
         # where the GPU says how large the relevance of each input is: read without one more copy
-        self._largest = torch.empty(len(forward.graph.inputs), pin_memory=True)
+        self._largest = torch.empty(1 + len(forward.graph.inputs), pin_memory=True)
         with torch.cuda.graph(self._relevance, pool=pool, stream=stream), self._uploads:
             # several targets share one forward pass: its values must stay
             found = forward.relevance(self.plan, self._seed, retain_graph=many)
             self._shown = forward.shown(found)
-            self._largest.copy_(largest(found), non_blocking=True)
-        self._output = forward.output.detach()
+            self._largest.copy_(largest([self._seed.relevance, *found]), non_blocking=True)
+        self._scores, self._batch_dim = forward.scores.held(), forward.batch_dim
+        self._output = self._scores.tensor
         # held, so that a replay never reads memory that was given back
         self._weights = _weights(call.inventory)
         self._addresses = [tensor.data_ptr() for tensor in self._weights]
@@ -139,6 +144,10 @@ class Captured:
         """Are the model's weights where they were captured?"""
         return [tensor.data_ptr() for tensor in _weights(inventory)] == self._addresses
 
+    def speaks_of(self, target: Target) -> bool:
+        """Does a target mean the output that was captured?"""
+        return self._scores.ask(target) is not None
+
     def launch(
         self, target: Target, owner: object, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[bool, Seed | None]:
@@ -154,8 +163,10 @@ class Captured:
             self._forward.replay()
             self._owner = owner
         seed = None
-        if target is not None or not fresh:
-            seed = seed_for(self._output, target)
+        if target is not None or not fresh or self._output.dim() > 3:
+            asked = self._scores.ask(target)
+            assert asked is not None  # who launches has asked whether it speaks of this output
+            seed = seed_for(self._output, asked.target, self._batch_dim)
             self._seed.coefficient.copy_(seed.coefficient)
             self._seed.relevance.copy_(seed.relevance)
         self._relevance.replay()
@@ -170,16 +181,28 @@ class Captured:
         )
         relevances = dict(zip(inputs, found))
         layers = dict(zip(layers, found[len(inputs) :]))
-        made = Attribution(relevances, layers, output, target, handed, self.plan, self.preset)
+        made = Attribution(
+            relevances, layers, output, target, handed, self.plan, self.preset,
+            output=self._scores.name, batch_dim=self._batch_dim,
+        )  # fmt: skip
         torch.cuda.current_stream().synchronize()
         seed = seed or self._seed
         if seed.good is not None and not seed.good.any():
             raise seed.error()
-        return made if judge(seed, self._largest.tolist()) else None
+        explained, *told = self._largest.tolist()
+        good = judge(seed, told) and math.isfinite(explained)
+        return replace(made, notes=noted(self.plan, seed)) if good else None
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(value.shape)) for value in self._inputs)
         return f"Captured({shapes}; {self.memory / 2**20:.0f} MiB)"
+
+
+def _seed(forward: Forward) -> Seed:
+    """Of the default target; a map of scores has none, and any stands for those that will be asked."""
+    if forward.output.dim() > 3:
+        return given_seed(forward.output.detach(), forward.output)
+    return seed_for(forward.output, None, forward.batch_dim)
 
 
 def _drift(found: Tensor, expected: Tensor) -> float:

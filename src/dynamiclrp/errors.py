@@ -17,6 +17,7 @@ LRPError (RuntimeError)
 ├── CaptureError          a model that cannot become a CUDA graph
 └── EvaluationError       an evaluation that cannot be done as asked
 TrainingModeWarning (UserWarning)
+TargetWarning (UserWarning)   what is explained is not the target's value
 """
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "OpaqueGraphError",
     "PresetError",
     "TargetError",
+    "TargetWarning",
     "TrainingModeWarning",
     "UnknownOpError",
     "UnsupportedTensorError",
@@ -106,3 +108,7 @@ class EvaluationError(LRPError):
 
 class TrainingModeWarning(UserWarning):
     """The model explains itself differently at every call in training mode."""
+
+
+class TargetWarning(UserWarning):
+    """What is explained is not the value of the target."""

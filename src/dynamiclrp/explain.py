@@ -13,11 +13,12 @@ from .errors import NonFiniteError
 from .explainer import Explainer, Plans, Report, one_of
 from .forward import graph_of
 from .ledger import Locator
+from .outputs import Output
 from .plan import Plan
 from .presets import Preset
 from .presets import preset as find_preset
 from .run import check_tensors, run
-from .targets import Target, given_seed, seed_for
+from .targets import Target, batch_of, given_seed, seed_for
 from .verdict import sound
 
 _plans = Plans()
@@ -55,7 +56,10 @@ def relevance(
     given = [seed] * len(outs) if seed is None or isinstance(seed, Tensor) else list(seed)
     if len(given) != len(outs):
         raise ValueError(f"{len(given)} seeds for {len(outs)} outputs: expected one each")
-    seeds = [seed_for(out, None) if s is None else given_seed(s, out) for s, out in zip(given, outs)]
+    rows = [(x.shape, False) for x in ins]
+    seeds = [
+        seed_for(out, None, batch_of(out, rows)) if s is None else given_seed(s, out) for s, out in zip(given, outs)
+    ]
     plan = _plans.get(graph, find_preset(preset), on_missing=one_of(on_missing))
     edges = [gradient_edge(x) for x in ins]
     found = run(plan, graph, outs, seeds, edges, ins, retain_graph=retain_graph)
@@ -88,6 +92,8 @@ def explain(
     layers: Sequence[str] = ...,
     ledger: bool = ...,
     on_missing: str = ...,
+    output: Output = ...,
+    batch_dim: int | None = ...,
     **kwargs: Any,
 ) -> Attribution: ...
 
@@ -100,6 +106,8 @@ def explain(
     preset: str | Preset = ...,
     layers: Sequence[str] = ...,
     on_missing: str = ...,
+    output: Output = ...,
+    batch_dim: int | None = ...,
     **kwargs: Any,
 ) -> list[Attribution]: ...
 
@@ -113,16 +121,21 @@ def explain(
     layers: Sequence[str] = (),
     ledger: bool = False,
     on_missing: str = "error",
+    output: Output = None,
+    batch_dim: int | None = None,
     **kwargs: Any,
 ) -> Attribution | list[Attribution]:
     """Run the model and say what its prediction stands on.
 
     Float tensors among the arguments are explained themselves, integer tensors at the embedding lookups they reach.
-    `target`: an int, one int per row, a tuple of indices, a callable on the output, a seed tensor, or None for the
-    largest logit. `targets` takes several of them and gives a list, from one forward pass.
+    `target`: an int, one int per row, a tuple of indices, a callable on what the model returned, a seed tensor, or None for
+    the largest logit. `targets` takes several of them and gives a list, from one forward pass.
+    `output`: where the model returns several tensors, which of them: a name, an index, or a function of what it returned;
+    a callable target then gets that tensor. `target=("sex", 1)` says both. (A model's own argument `output` comes first.)
+    `batch_dim`: the dimension of rows in inputs and outputs, where that is not the first.
     `layers` names modules whose outputs are explained too (the last one, if a module runs several times).
     `ledger=True` accounts for all relevance.
-    `on_missing="gradient"` lets operations without a rule keep their own backward; the plan then names them.
+    `on_missing="gradient"` lets operations without a rule keep their own backward; plan and `a.notes` then name them.
 
     >>> import torch, dynamiclrp as dlrp
     >>> a = dlrp.explain(torch.nn.Linear(3, 2), torch.randn(1, 3), target=1)
@@ -132,6 +145,7 @@ def explain(
     2
     """
     explainer = Explainer(model, preset, on_missing=on_missing)
+    kwargs |= {"output": output, "batch_dim": batch_dim}
     if targets is None:
         return explainer(*args, target=target, layers=layers, ledger=ledger, **kwargs)
     if target is not None or ledger:
@@ -141,6 +155,8 @@ def explain(
 
 def inspect(model: nn.Module, *args: Any, preset: str | Preset = "default", **kwargs: Any) -> Report:
     """Which operations a model is made of, which rule each gets, and what the Promise System has to do.
+
+    `output` says which of several outputs, as for `explain`.
 
     >>> import torch, dynamiclrp as dlrp
     >>> print(dlrp.inspect(torch.nn.Linear(3, 2), torch.randn(1, 3)).coverage)

@@ -6,33 +6,35 @@ what to do when one of them says no, and the caches.
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import nn
 
 from .attribution import Attribution
-from .cuda_graph import Captured, key_of
+from .cuda_graph import Captured, copies_of, key_of
 from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
-from .forward import Call, Forward, recording
+from .finite import Numbers
+from .forward import Call, Forward, recording, takes
 from .graph import Graph
 from .ledger import Ledger, Locator
 from .maps import misfits
 from .ops import OPS
+from .outputs import Output, unwrap
 from .parameters import Inventory
 from .plan import Plan
 from .planning import make_plan, missing_ops
 from .presets import Preset
 from .presets import preset as find_preset
 from .saved import is_half, leaf_id
-from .targets import Target, seed_for
-from .verdict import sound
+from .targets import Target, plain
+from .verdict import caller, noted, sound
 
 _PLANS = 64
 _CAPTURES = 8
@@ -118,68 +120,115 @@ class Explainer:
         self._eager = False  # learnt: parts of it are compiled
 
     def __call__(
-        self, *args: Any, target: Target = None, layers: Sequence[str] = (), ledger: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        target: Target = None,
+        layers: Sequence[str] = (),
+        ledger: bool = False,
+        output: Output = None,
+        batch_dim: int | None = None,
+        **kwargs: Any,
     ) -> Attribution:
+        """Explain one target; see `dynamiclrp.explain`."""
+        target = plain(target)
         with recording():
             if self.cuda_graph and not ledger:  # a ledger reads numbers on the way
-                return self._replayed(args, kwargs, target, layers)
-            return self._explain(self.call(args, kwargs, layers), target, ledger)
+                return self._replayed(args, kwargs, target, layers, output, batch_dim)
+            return self._explain(self.call(args, kwargs, layers, output, batch_dim), target, ledger)
 
     def _explain(self, call: Call, target: Target, ledger: bool) -> Attribution:
         warn_training(self.model, call.inventory.training)
+        call.target = target
         with call:
             forward, plan = self.forward(call, ledger)
-            seed = seed_for(forward.output, target)
+            seed = forward.seed(target)
             book = Ledger(forward.graph, plan) if ledger else None
             found = forward.relevance(plan, seed, watch=book.watch if book else None)
             if not sound([seed], found):
                 raise self._not_finite(call, target)
         if book is not None:
             book.close(seed.relevance, found[: sum(len(source.edges) for source in forward.sources)])
-        return forward.attribution(found, target, seed, plan, self.preset, book)
+        return forward.attribution(found, target, seed, plan, self.preset, book, noted(plan, seed))
 
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str] = ()) -> Call:
+    def call(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        layers: Sequence[str] = (),
+        output: Output = None,
+        batch_dim: int | None = None,
+    ) -> Call:
         """The model with these arguments, and what was learnt about it."""
-        call = Call(self.model, self.preset, tuple(args), kwargs, tuple(layers), self._inventory)
+        if output is not None and output is not unwrap and takes(self.model, "output"):  # then the word is the model's
+            kwargs, output = {**kwargs, "output": output}, None
+        call = Call(
+            self.model,
+            self.preset,
+            tuple(args),
+            kwargs,
+            tuple(layers),
+            self._inventory,
+            output=output,
+            batch_dim=batch_dim,
+        )
         self._inventory = call.inventory
         call.following.only, call.following.weights = self._read, self._weights
         call.eager = self._eager
         return call
 
     def each(
-        self, *args: Any, targets: Sequence[Target], at_once: int = 8, layers: Sequence[str] = (), **kwargs: Any
+        self,
+        *args: Any,
+        targets: Sequence[Target],
+        at_once: int = 8,
+        layers: Sequence[str] = (),
+        output: Output = None,
+        batch_dim: int | None = None,
+        **kwargs: Any,
     ) -> Iterator[Attribution]:
-        """One attribution for each target, from one forward pass; `at_once` targets share a backward pass.
+        """One attribution for each target, from one forward pass for each output that they speak of; `at_once` targets share a
+        backward pass.
 
         >>> import torch, dynamiclrp as dlrp
         >>> e = dlrp.Explainer(torch.nn.Linear(3, 5))
         >>> [round(float(a.score), 4) == round(float(a.prediction[0, a.target]), 4) for a in e.each(torch.ones(1, 3), targets=[0, 4])]
         [True, True]
         """
-        targets = list(targets)
+        left = [plain(target) for target in targets]
         if at_once < 1:
             raise ValueError(f"at_once={at_once}: expected at least 1")
         with recording():
-            if not targets:
+            if not left:
                 return
             if self.cuda_graph:
                 owner = object()  # of the values: they are predicted once
-                for target in targets:
-                    yield self._replayed(args, kwargs, target, layers, owner, many=len(targets) > 1)
+                for target in left:
+                    yield self._replayed(args, kwargs, target, layers, output, batch_dim, owner, many=len(left) > 1)
                 return
-            call = self.call(args, kwargs, layers)
+            call = self.call(args, kwargs, layers, output, batch_dim)
             warn_training(self.model, call.inventory.training)
-            with call:
-                forward, plan = self.forward(call)
-            for start in range(0, len(targets), at_once):
-                chosen = targets[start : start + at_once]
+            while left:
+                call.target = left[0]
                 with call:
-                    seeds = [seed_for(forward.output, target) for target in chosen]
-                    found = list(forward.relevances(plan, seeds, retain_graph=start + at_once < len(targets)))
-                for target, seed, relevance in zip(chosen, seeds, found):
-                    if not sound([seed], relevance):
-                        raise self._not_finite(call, target)
-                    yield forward.attribution(relevance, target, seed, plan, self.preset)
+                    forward, plan = self.forward(call)
+                same = list(takewhile(forward.scores.ask, left))
+                yield from self._together(call, forward, plan, same, at_once)
+                left = left[len(same) :]
+
+    def _together(
+        self, call: Call, forward: Forward, plan: Plan, targets: list[Target], at_once: int
+    ) -> Iterator[Attribution]:
+        """The attributions of targets that speak of one output."""
+        for start in range(0, len(targets), at_once):
+            chosen = targets[start : start + at_once]
+            with call:
+                seeds = [forward.seed(target) for target in chosen]
+                found = list(forward.relevances(plan, seeds, retain_graph=start + at_once < len(targets)))
+            for target, seed, relevance in zip(chosen, seeds, found):
+                if not sound([seed], relevance):
+                    call.target = target
+                    raise self._not_finite(call, target)
+                yield forward.attribution(relevance, target, seed, plan, self.preset, notes=noted(plan, seed))
 
     def forward(self, call: Call, ledger: bool = False) -> tuple[Forward, Plan]:
         """A forward pass and its plan; where the plan lacks values, once more with parameters followed, then recorded, then
@@ -205,11 +254,15 @@ class Explainer:
             following.only = self._read = None
 
     def _not_finite(self, call: Call, target: Target) -> NonFiniteError:
-        """Run again, watching, to name the node that made it."""
+        """Run again, watching, to name where it began: in the forward pass, or else in the relevance."""
         with call:
-            again, plan = self.forward(call)
+            with Numbers(self.model, call.floats) as numbers:
+                again, plan = self.forward(call)
+            begun = numbers.origin(again.graph)
+            if begun is not None:
+                return NonFiniteError(f"the output that is explained is not finite: {begun}")
             locator = Locator(again.graph)
-            again.relevance(plan, seed_for(again.output, target), watch=locator.watch)
+            again.relevance(plan, again.seed(target), watch=locator.watch)
         return NonFiniteError(f"relevance is not finite under {self.preset!r}: {locator}")
 
     @property
@@ -223,37 +276,44 @@ class Explainer:
         kwargs: Mapping[str, Any],
         target: Target,
         layers: Sequence[str],
+        output: Output,
+        batch_dim: int | None,
         owner: object = None,
         many: bool = False,
     ) -> Attribution:
         """One explanation by a CUDA graph. Whatever can wait comes after its launch: the GPU works meanwhile."""
-        key, owner = key_of(args, kwargs, layers, many), owner or object()
+        key, owner = (*key_of(args, kwargs, layers, many), output, batch_dim), owner or object()
+
+        def capture() -> Captured:
+            call = self.call(*copies_of(args, kwargs), layers, output, batch_dim)
+            call.target = target
+            made = self._captures[key] = Captured(self, call, many=many)
+            while len(self._captures) > _CAPTURES:
+                self._captures.popitem(last=False)
+            return made
+
         with self._lock:
-            captured = self._captures.get(key) or self._capture(key, args, kwargs, layers, many)
+            captured = self._captures.get(key) or capture()
+            if not captured.speaks_of(target):
+                captured = capture()
             fresh, seed = captured.launch(target, owner, args, kwargs)
             self._captures.move_to_end(key)
             if fresh:
                 inventory = Inventory(self.model)
                 warn_training(self.model, inventory.training)
                 if not captured.fits(inventory):
-                    captured = self._capture(key, args, kwargs, layers, many)
+                    captured = capture()
                     _, seed = captured.launch(target, owner, args, kwargs)
             found = captured.finish(target, seed)
         if found is None:
-            raise self._not_finite(self.call(args, kwargs, layers), target)
+            call = self.call(args, kwargs, layers, output, batch_dim)
+            call.target = target
+            raise self._not_finite(call, target)
         return found
 
-    def _capture(
-        self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], layers: Sequence[str], many: bool
-    ) -> Captured:
-        made = self._captures[key] = Captured(self, args, kwargs, tuple(layers), many=many)
-        while len(self._captures) > _CAPTURES:
-            self._captures.popitem(last=False)
-        return made
-
-    def inspect(self, *args: Any, **kwargs: Any) -> Report:
+    def inspect(self, *args: Any, output: Output = None, **kwargs: Any) -> Report:
         """Run the forward pass and plan, without handing anything back."""
-        with self.call(args, kwargs) as call:
+        with self.call(args, kwargs, output=output) as call:
             forward = call.run(record=False)
             unknown = missing_ops(forward.graph)
             made: Plan | None = None
@@ -306,13 +366,5 @@ def warn_training(model: nn.Module, training: Sequence[nn.Module]) -> None:
         f"the model is in training mode: dropout and batch norm ({shown}) make every prediction, and so its explanation, "
         "different. Call model.eval() first.",
         TrainingModeWarning,
-        stacklevel=_caller(),
+        stacklevel=caller(),
     )
-
-
-def _caller() -> int:
-    """How far up the stack the first frame outside this package is, seen from who asks."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__ + "."):
-        frame, level = frame.f_back, level + 1
-    return level

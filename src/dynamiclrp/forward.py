@@ -24,6 +24,7 @@ from .graph import Graph, Structure
 from .ledger import Ledger
 from .lookups import Lookup, Tracker, same_memory, same_values, table_lookups
 from .ops import OPS
+from .outputs import Output, Scores, leading, read
 from .parameters import Following, Inventory
 from .plan import Plan
 from .presets import Preset
@@ -32,7 +33,7 @@ from .recurrence import primitive_recurrence
 from .run import run
 from .saved import next_sequence_number, sequence_number
 from .scripted import unscripted
-from .targets import Seed, Target, unwrap
+from .targets import Seed, Target, batch_of, seed_for
 
 
 def recording() -> Any:
@@ -73,10 +74,22 @@ class Explained:
 class Forward:
     """A finished forward pass and its graph."""
 
-    output: Tensor
+    scores: Scores
     graph: Graph
     sources: tuple[Explained, ...]
     layers: tuple[Explained, ...]
+    batch_dim: int | None = None  # where rows stand, as far as it had to be said
+
+    @property
+    def output(self) -> Tensor:
+        """The tensor that is explained."""
+        return self.scores.tensor
+
+    def seed(self, target: Target) -> Seed:
+        """What a target asks of the output, if that is the one it speaks of."""
+        asked = self.scores.ask(target)
+        assert asked is not None
+        return seed_for(self.output, asked.target, self.batch_dim)
 
     def relevance(
         self, plan: Plan, seed: Seed, watch: Callable[..., Any] | None = None, retain_graph: bool = False
@@ -121,9 +134,13 @@ class Forward:
         plan: Plan,
         preset: Preset,
         ledger: Ledger | None = None,
+        notes: tuple[str, ...] = (),
     ) -> Attribution:
         relevances, layers = self.shown(found)
-        return Attribution(relevances, layers, self.output.detach(), target, seed.relevance, plan, preset, ledger)
+        return Attribution(
+            relevances, layers, self.output.detach(), target, seed.relevance, plan, preset, ledger,
+            output=self.scores.name, batch_dim=self.batch_dim, notes=notes,
+        )  # fmt: skip
 
     def shown(self, found: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The relevance of inputs and layers by name, as the user sees it."""
@@ -147,8 +164,12 @@ class Call:
         kwargs: Mapping[str, Any],
         layers: tuple[str, ...],
         before: Inventory | None = None,
+        output: Output = None,
+        batch_dim: int | None = None,
     ) -> None:
         self.model, self.preset, self.layers = model, preset, layers
+        self.output, self.batch_dim = output, batch_dim
+        self.target: Target = None  # which may say what is explained of all that the model returns
         self.inventory = Inventory(model, before)
         self.named = dict(model.named_modules()) if layers or preset.modules else {}
         unknown = [name for name in layers if name not in self.named]
@@ -255,22 +276,22 @@ class Call:
             with torch.enable_grad(), primitive_recurrence(self.inventory.modules):
                 with recorder or nullcontext(), tracker or nullcontext():
                     raw = self._forward()
-                output = unwrap(raw)
-            if output.grad_fn is None:
-                if freeze and not output.is_inference():
+                scores = read(raw, self.target, self.output)
+            if scores.tensor.grad_fn is None:
+                if freeze and not scores.tensor.is_inference():
                     return None
-                graph_of([output], [])  # raises the error that names the cause
-            return self._graph(output, watched, ranges, recorder, tracker)
+                graph_of([scores.tensor], [])  # raises the error that names the cause
+            return self._graph(scores, watched, ranges, recorder, tracker)
 
     def _graph(
         self,
-        output: Tensor,
+        scores: Scores,
         watched: dict[str, Explained],
         ranges: list[tuple[int, int, str]],
         recorder: Recorder | None,
         tracker: Tracker | None,
     ) -> Forward | None:
-        whole = graph_of([output], [])
+        whole = graph_of([scores.tensor], [])
         edges = [(name, x, gradient_edge(x)) for name, x in self.floats.items()]
         sources = [Explained(name, (edge,), (x,)) for name, x, edge in edges if whole.find(edge.node) is not None]
         sources += self._lookups(whole, tracker)
@@ -292,7 +313,8 @@ class Call:
         )
         if recorder is not None:
             graph = graph.changed(calls=recorder.by_node(graph))
-        return Forward(output, graph, tuple(sources), layers)
+        shapes = ((source.tokens or source.values[0].shape, source.tokens is not None) for source in sources)
+        return Forward(scores, graph, tuple(sources), layers, batch_of(scores.tensor, shapes, self.batch_dim))
 
     def _lookups(self, graph: Graph, tracker: Tracker | None) -> list[Explained]:
         """Embedding lookups by the integer argument whose values they use."""
@@ -354,7 +376,7 @@ def _stance() -> Any:
 
 def _keep_output(name: str, watched: dict[str, Explained]) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        tensor = unwrap(output)
+        tensor = leading(output)
         if tensor.requires_grad:
             # a copy, since a later in-place operation may overwrite it
             watched[name] = Explained(name, (gradient_edge(tensor),), (tensor.detach().clone(),))
@@ -395,6 +417,11 @@ def _argument_names(model: nn.Module) -> tuple[list[str], list[str]]:
         return _names[function]
     except (TypeError, ValueError):
         return [], []
+
+
+def takes(model: nn.Module, name: str) -> bool:
+    """Has the model an argument of this name?"""
+    return name in _argument_names(model)[1]
 
 
 _names: WeakKeyDictionary[Any, tuple[list[str], list[str]]] = WeakKeyDictionary()  # a memo: signatures are slow

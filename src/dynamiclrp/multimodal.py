@@ -16,6 +16,7 @@ from .geometry import seen_part
 from .heads import accepted
 from .image import as_process, keep_picture, open_picture
 from .media import Medium, Tokens
+from .outputs import unwrap
 from .presets import Preset
 from .tokens import Messages, read_tokens, token_id
 
@@ -37,7 +38,7 @@ def explain_multimodal(
 
     `processor` is the model's own, from `transformers`. Of a model that speaks, the next token is explained; of one that
     compares a picture with texts, how well the picture fits a text: `target` is the number or the words of the text, and
-    `contrast` another one. Further tensors go to the model as they are.
+    `contrast` another one. Further tensors go to the model as they are; `output` is that of `explain`.
 
         a = dlrp.explain_multimodal(model, processor, image="dog.jpg", text=["a dog", "a cat"], target="a dog")
     """
@@ -61,7 +62,7 @@ def explain_multimodal(
         if seen is not None:
             media["pixel_values"] = (keep_picture(picture, seen),) * len(tensors["pixel_values"])
     ask = _Ask(tokenizer, text, tensors, target, contrast)
-    a = Explainer(model, preset)(target=ask, ledger=ledger, **tensors, **inputs)  # type: ignore[arg-type]
+    a = Explainer(model, preset)(target=ask, ledger=ledger, **tensors, **{"output": unwrap, **inputs})  # type: ignore[arg-type]
     return replace(
         a,
         target=ask.chosen,

@@ -59,6 +59,16 @@ class Plan:
     touched: tuple[int, ...]  # nodes of whose saved tensors some are read
     missing: dict[str, int]  # operations without a row that keep their gradient, by the caller's choice
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of its results has to know."""
+        if not self.missing:
+            return ()
+        names = ", ".join(f"{n} x {op}" for op, n in self.missing.items())
+        return (
+            f"no rule for {names}: there relevance is split by the plain gradient (on_missing='gradient'), as no LRP rule does",
+        )
+
     @cached_property
     def hooked(self) -> tuple[Step, ...]:
         """Steps that are more than the native backward."""

@@ -130,13 +130,14 @@ class Recorder(TorchDispatchMode):
             number = sequence_number(handle)
             # an in-place operation may first copy what it overwrites, which makes a node of its own
             near = (*self.calls.get(number, ()), *self.calls.get(number + 1, ()))
-            call = next((c for c in near if _fits(c.function, graph.types[node].__name__)), None)
+            call = next((c for c in near if fits(c.function, graph.types[node].__name__)), None)
             if call is not None:
                 calls[node] = call
         return calls
 
 
-def _fits(function: Any, type_name: str) -> bool:
+def fits(function: Any, type_name: str) -> bool:
+    """Is this the operation that a node of this type stands for?"""
     called = function._schema.name.split("::")[-1].replace("_", "").lower()
     return op_name(type_name).lower().startswith(called) or called.startswith(op_name(type_name).lower())
 

@@ -14,6 +14,7 @@ from .errors import TargetError
 from .explain import explain
 from .heads import class_names, label_index
 from .media import Table
+from .outputs import unwrap
 from .presets import Preset
 
 
@@ -61,7 +62,7 @@ def explain_table(
             answers.append(Answer(name, chance, None if against is None else labels[against]))
         return torch.stack(picked)
 
-    a = explain(model, values, target=ask, preset=preset, ledger=ledger)
+    a = explain(model, values, target=ask, preset=preset, ledger=ledger, output=unwrap)
     shown = cells if cells is not None else [[f"{v:.4g}".replace("-", "−") for v in row] for row in values.tolist()]
     if len(shown) != len(values) or any(len(row) != len(names) for row in shown):
         raise ValueError(f"cells: expected {len(values)} rows of {len(names)} cells, as the input has")

@@ -102,7 +102,8 @@ def contestants(loaded: Loaded, inputs: dict[str, Any], presets: dict[str, Any])
     import torch
 
     import dynamiclrp as dlrp
-    from dynamiclrp.targets import seed_for, unwrap
+    from dynamiclrp.outputs import unwrap
+    from dynamiclrp.targets import seed_for
 
     model: Any = loaded.model.requires_grad_(False)
     ids, pixels = inputs.get("input_ids"), [x for x in inputs.values() if x.is_floating_point()]

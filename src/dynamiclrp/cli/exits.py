@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
+
+import torch
+
+import dynamiclrp
 
 from ..errors import EvaluationError, LRPError, PresetError, TargetError
 
@@ -55,9 +61,20 @@ def code_of(error: BaseException) -> Code:
             return Code.INPUT
         case KeyboardInterrupt():
             return Code.STOPPED
-        case _ if type(error).__name__ == "OutOfMemoryError":
+        case _ if type(error).__name__ == "OutOfMemoryError" or _place_in_model(error):
             return Code.EXPLAIN
     return Code.BUG
+
+
+def _place_in_model(error: BaseException) -> str | None:
+    """Where in the model it was raised; None, if it was not: the last lines of ours are those that called the model."""
+    ours, torchs = (str(Path(module.__file__ or "").parent) for module in (dynamiclrp, torch))
+    frames = traceback.extract_tb(error.__traceback__)
+    last = max((i for i, f in enumerate(frames) if f.filename.startswith(ours)), default=-1)
+    if last < 0 or (Path(frames[last].filename).name, frames[last].name) != ("forward.py", "_forward"):
+        return None
+    inside = [f for f in frames[last:] if not f.filename.startswith(torchs)]
+    return f"{Path(inside[-1].filename).name}:{inside[-1].lineno}"
 
 
 def line_of(error: BaseException) -> str:
@@ -70,6 +87,9 @@ def line_of(error: BaseException) -> str:
             return f"{text}. Remedy: pip install 'dynamiclrp[all]', or the package that is missing"
         case Code.EXPLAIN if type(error).__name__ == "OutOfMemoryError":
             return f"out of memory: {text[:160]}. Remedy: a shorter input, --dtype bfloat16, or --device cpu"
+        case Code.EXPLAIN if not isinstance(error, (LRPError, UserError)):
+            place = _place_in_model(error)
+            return f"the model itself failed at {place}: {type(error).__name__}: {text}. See --debug for the traceback"
         case Code.BUG:
             return f"{type(error).__name__}: {text}. Run again with --debug for the traceback"
     return text
@@ -81,6 +101,8 @@ def asking() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        if _place_in_model(error) is not None:
+            raise
         raise UserError(Code.USAGE, str(error)) from error
 
 

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from .exits import Code, UserError
 from .output import quiet_stdout
 
+_OWN_CODE = {"trust_remote_code": False}  # no code that comes with a checkpoint is run, and nobody is asked whether to
+
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
@@ -189,8 +191,10 @@ def _gguf(spec: str) -> Loaded:
     for package in ("gguf", "accelerate"):
         _need(package, f"pip install {package}")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **_OWN_CODE)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, **_OWN_CODE
+        )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(Code.MODEL, f"{spec}: transformers cannot read it ({str(error)[:200]})") from None
     return Loaded(spec, model, tokenizer)
@@ -200,7 +204,7 @@ def _transformers(spec: str, random: bool, local: bool) -> Loaded:
     transformers = _transformers_package()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every retry
     try:
-        config = transformers.AutoConfig.from_pretrained(spec)
+        config = transformers.AutoConfig.from_pretrained(spec, **_OWN_CODE)
     except (OSError, ValueError) as error:
         if local:
             reason = next(iter(str(error).splitlines()), "")[:160]
@@ -215,16 +219,16 @@ def _transformers(spec: str, random: bool, local: bool) -> Loaded:
     made = _class_of(transformers, config)
     try:
         if random:
-            model = made(config) if made.__name__[:4] != "Auto" else made.from_config(config)
+            model = made(config) if made.__name__[:4] != "Auto" else made.from_config(config, **_OWN_CODE)
         else:
-            model = made.from_pretrained(spec, dtype=torch.float32)
+            model = made.from_pretrained(spec, dtype=torch.float32, **_OWN_CODE)
     except (OSError, RuntimeError) as error:
         raise _no_weights(spec, error) from None
     tokenizer = processor = None
     if model.main_input_name == "pixel_values":
-        processor = _quietly(lambda: transformers.AutoImageProcessor.from_pretrained(spec))
+        processor = _quietly(lambda: transformers.AutoImageProcessor.from_pretrained(spec, **_OWN_CODE))
     else:
-        tokenizer = _quietly(lambda: transformers.AutoTokenizer.from_pretrained(spec))
+        tokenizer = _quietly(lambda: transformers.AutoTokenizer.from_pretrained(spec, **_OWN_CODE))
     return Loaded(spec, model, tokenizer, processor, _picture_size(config) if tokenizer is None else None)
 
 
@@ -267,6 +271,10 @@ def _callable(spec: str, module: str, name: str) -> Loaded:
             f"{spec}: no module {error.name!r} here or on the path",
             "Run it where `import` finds the module",
         ) from None
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            Code.MODEL, f"{spec}: {module} failed when it was imported: {type(error).__name__}: {error}", "See --debug"
+        ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             names = [n for n in dir(found) if not n.startswith("_")]

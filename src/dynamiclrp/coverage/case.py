@@ -77,7 +77,7 @@ def last_tensor(output: Any) -> Tensor | None:
 def choose(model: nn.Module, output: Any) -> nn.Module | None:
     """The model, wrapped where `explain` would not find a tensor with a graph in its output; None where there is none."""
     from dynamiclrp.errors import TargetError
-    from dynamiclrp.targets import unwrap
+    from dynamiclrp.outputs import unwrap
 
     try:
         found = unwrap(output)

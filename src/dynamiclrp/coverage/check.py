@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import dynamiclrp as dlrp
+from dynamiclrp.outputs import unwrap
 
 from .case import Case, last_tensor
 
@@ -137,7 +138,7 @@ def under_dynamic(case: Case) -> str:
 def _explain_dynamic(case: Case) -> dlrp.Attribution:
     try:
         return dlrp.explain(case.model, **case.inputs, preset="dynamic")
-    except dlrp.ZeroOutputError:
+    except dlrp.TargetError:
         return dlrp.explain(case.model, **case.inputs, preset="dynamic", target=all_of_it)
 
 
@@ -164,7 +165,7 @@ def _check(case: Case, finding: Finding) -> None:
     target: Any = None
     try:
         first = explainer(**case.inputs)
-    except dlrp.ZeroOutputError:  # the place that is explained by default holds a zero: explain the output as a whole
+    except dlrp.TargetError:  # a map of scores, or a zero at the default: explain the output as a whole
         target = all_of_it
         first = explainer(**case.inputs, target=target)
     finding.explained, finding.finite = True, _finite(first.relevances)
@@ -219,7 +220,11 @@ def _has_path(case: Case) -> bool:
     return any(g is not None for g in found)
 
 
-def all_of_it(output: Tensor) -> Tensor:
+def all_of_it(output: Any) -> Tensor:
+    """The sum of a row's output; of a map of scores the largest, since sums of what was normalised are zero."""
+    output = unwrap(output)
+    if output.dim() > 3:
+        return output.flatten(1).amax(1)
     return output.reshape(len(output), -1).sum(1) if output.dim() else output
 
 

@@ -126,7 +126,7 @@ def _whole(case: Case) -> tuple[int, int, int, int]:
     """Nodes, nodes with a row, and the same of node types, when autograd follows the input and every parameter."""
     from dynamiclrp.capture import capture
     from dynamiclrp.ops import OPS
-    from dynamiclrp.targets import unwrap
+    from dynamiclrp.outputs import unwrap
 
     inputs = {
         name: value.detach().requires_grad_()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..explain import Explainer
+from ..outputs import unwrap
 from .methods import Ours, explained_score, find_methods
 from .metrics import Interval, bootstrap
 from .subject import PLAIN, Inputs, Subject, read_targets
@@ -78,7 +79,7 @@ def _with_ledger(method: Ours, subject: Subject, batch: Inputs, targets: Tensor,
     values = subject.arguments(batch, targets)
     args = (values.pop(PLAIN),) if batch.name == PLAIN else ()
     explainer = Explainer(subject.model, method.preset)  # type: ignore[arg-type]  # Ours refuses anything but a Module
-    result = explainer(*args, target=explained_score(subject, batch, targets), ledger=True, **values)
+    result = explainer(*args, target=explained_score(subject, batch, targets), ledger=True, output=unwrap, **values)
     sums = torch.stack([r.cpu().double().flatten(1).sum(1) for r in result.relevances.values()]).sum(0)
     ledger = result.ledger
     assert ledger is not None

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from ..errors import EvaluationError
 from ..explain import Explainer
+from ..outputs import unwrap
 from ..presets import PRESETS, Preset
 from ..presets import preset as find_preset
-from ..targets import unwrap
 from .subject import PLAIN, Inputs, Subject, read_targets
 
 
@@ -54,9 +54,9 @@ class Ours(Method):
         target = explained_score(subject, inputs, targets)
         values = subject.arguments(inputs, targets)
         if inputs.name == PLAIN:
-            found = self._explainer(values[PLAIN], target=target)
+            found = self._explainer(values[PLAIN], target=target, output=unwrap)
             return found.relevance
-        found = self._explainer(target=target, **values)
+        found = self._explainer(target=target, output=unwrap, **values)
         if inputs.name not in found.relevances:
             raise EvaluationError(f"{inputs.name!r} got no relevance; explained were {', '.join(found.relevances)}")
         return found.relevances[inputs.name]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import EvaluationError, TrainingModeWarning
-from ..targets import unwrap
+from ..outputs import unwrap
 
 Measure = str | Callable[[Any, Tensor], Tensor]
 MEASURES = ("probability", "logit", "accuracy")
