@@ -23,6 +23,7 @@ from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, Train
 from .forward import Call, Forward, recording
 from .graph import Graph
 from .ledger import Ledger, Locator
+from .lookups import Learnt
 from .ops import OPS
 from .parameters import Inventory
 from .plan import Plan
@@ -112,6 +113,7 @@ class Explainer:
         self._record = False  # learnt: this model's constants must be recorded
         self._weights = False  # learnt: and its weights followed
         self._eager = False  # learnt: parts of it are compiled
+        self._lookups = Learnt()  # learnt: where token ids end
 
     def __call__(
         self, *args: Any, target: Target = None, layers: Sequence[str] = (), ledger: bool = False, **kwargs: Any
@@ -139,7 +141,7 @@ class Explainer:
         call = Call(self.model, self.preset, tuple(args), kwargs, tuple(layers), self._inventory)
         self._inventory = call.inventory
         call.following.only, call.following.weights = self._read, self._weights
-        call.eager = self._eager
+        call.eager, call.learnt = self._eager, self._lookups
         return call
 
     def each(

@@ -79,6 +79,7 @@ class Following:
         self.inventory, self.preset, self.integers = inventory, preset, integers
         self.only: frozenset[int] | None = None  # parameters that are known to be the only ones needed
         self.weights = False  # follow weights too: then autograd keeps what they are multiplied with
+        self.tables: set[int] = set()  # others, by id, that integers are looked up in
         self._freeze: bool | None = None  # the last choice, for those who enter again
         self._before: dict[int, tuple[nn.Parameter, bool]] = {}
         self._statistics: list[tuple[Tensor, Tensor]] = []
@@ -119,6 +120,9 @@ class Following:
     def _wanted(self) -> frozenset[int]:
         """Weights of linear maps are never needed. All else is, where a rule computes with parameters; biases, where values
         may have to be rebuilt from them; tables of embeddings, where token ids are explained."""
+        return self._needed() | self.tables
+
+    def _needed(self) -> frozenset[int]:
         if self.only is not None:
             return self.only | self.inventory.choose(False, False, True) if self.integers else self.only
         return self.inventory.choose(self.preset.needs_parameters, True, self.integers)

@@ -1,0 +1,224 @@
+"""Where integers come from: which element of which argument each element of a tensor is, or was made of.
+
+In: the integer arguments of a call and, while `Origins` is entered, the operations of the forward pass. Out: for any tensor its
+origins. Each block of memory that holds elements of an argument has a shadow, in which places of the argument stand (counted from 1;
+0: from nowhere; -1: told by the argument without being one of its elements, such as how many there are). Views need no following,
+nor does what is written through them. It must not know graphs, models or rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .saved import next_sequence_number
+
+Key = tuple[str, int]  # an argument, and a number: what is made of two of its elements has two origins
+
+# Operations that put elements elsewhere. Those that choose by values (a mask) leave origins where nothing with one is put.
+_CHOICES = frozenset({"where", "masked_fill", "masked_scatter"})
+_MOVES = _CHOICES | {
+    "cat", "stack", "copy", "clone", "index", "index_select", "gather", "take", "masked_select", "roll", "flip", "repeat",
+    "constant_pad_nd", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put", "scatter", "index_copy",
+    "index_fill", "fill", "zero", "select_scatter", "slice_scatter", "diagonal_scatter", "tril", "triu", "as_strided_scatter",
+    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "unfold_copy",
+}  # fmt: skip
+_LOOKUPS = frozenset({"index", "_unsafe_index", "index_select", "gather", "take"})  # by index, in `_MOVES` too
+_TABLES = frozenset({"embedding", "index", "_unsafe_index", "index_select", "_embedding_bag"})
+_ELEMENTWISE = frozenset({"_to_copy", "floor_divide", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"})
+_CHOOSERS = frozenset({"index", "indices", "mask", "condition"})  # operands that say where, not what
+_FILLS = frozenset({"value", "fill_value"})
+_PRODUCTS = frozenset({"mul", "bitwise_and", "__and__"})
+
+
+class Origins(TorchDispatchMode):
+    """Knows the arguments' own memory; entered, it follows what is made of them."""
+
+    def __init__(self, arguments: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.tables: dict[int, Tensor] = {}  # computed ones that were looked into, by sequence number
+        self.frozen: set[int] = set()  # memory of those that autograd does not follow
+        self._shadows: dict[int, dict[Key, Tensor]] = {}  # by address
+        self._alive: list[Tensor] = []  # so that no address is used twice
+        for name, ids in arguments.items():
+            if ids.numel():
+                self._write(ids, {(name, 0): torch.arange(1, ids.numel() + 1, device=ids.device).view(ids.shape)})
+
+    def of(self, tensor: Tensor) -> dict[Key, Tensor]:
+        """The origins of a tensor's elements; empty, if it is from nowhere."""
+        shadows = None if tensor.is_floating_point() else self._shadows.get(address(tensor))
+        return {key: _seen(shadow, tensor) for key, shadow in shadows.items()} if shadows else {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        if not any(self._is_known(tensor) for tensor in _tensors((args, tuple(kwargs.values())))):
+            return func(*args, **kwargs)
+        if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            if name in _TABLES:
+                self._note(args[0])
+            return func(*args, **kwargs)
+        named = {a.name: v for a, v in zip(func._schema.arguments, args)} | kwargs
+        made = self._origins(func, name, named) if not func.is_view else None  # before it overwrites what it reads
+        result = func(*args, **kwargs)
+        first = result[0] if isinstance(result, (tuple, list)) and result else result
+        if made is None or not isinstance(first, Tensor) or first.is_floating_point() or first.dtype == torch.bool:
+            return result
+        if len(func._schema.returns) == 2 and "indices" in str(func._schema.returns[1].name):
+            made = _chosen(made, named, result)
+        if not (func._schema.is_mutable is False and self._is_known(first)):  # which is a view by another name
+            self._write(first, made)
+        return result
+
+    def _origins(self, func: Any, name: str, named: dict[str, Any]) -> dict[Key, Tensor] | None:
+        """Those of what an operation will make; None: what it makes has nothing to do with its operands' values."""
+        if name.startswith("new_") or name.endswith("_like"):
+            return None
+        if name in _LOOKUPS and not self._of_values(named):
+            return self._by_index(named)
+        if name in _MOVES and not named.get("accumulate") and named.get("reduce") is None:
+            return self._moved(func, name, named)
+        if len(func._schema.returns) == 2:  # sorted, say: see `_chosen`
+            return self.of(named["self"]) if isinstance(named.get("self"), Tensor) else {}
+        operands = [t for t in _tensors(tuple(named.values())) if not t.is_floating_point()]
+        if torch.Tag.pointwise in func.tags or name in _ELEMENTWISE:
+            return self._together(operands, name in _PRODUCTS)
+        told = {key[0]: operand.device for operand in operands for key in self.of(operand)}
+        return {(argument, 0): torch.full((), -1, device=device) for argument, device in told.items()}
+
+    def _of_values(self, named: dict[str, Any]) -> set[Key]:
+        values = _tensors(tuple(value for name, value in named.items() if name not in _CHOOSERS))
+        return {key for tensor in values for key in self.of(tensor)}
+
+    def _moved(self, func: Any, name: str, named: dict[str, Any]) -> dict[Key, Tensor]:
+        """Move shadows as the operation moves elements."""
+        indices = named.get("indices")
+        chooses = name in _CHOICES or any(t.dtype == torch.bool for t in _tensors((indices,)))
+        stay = [v for n, v in named.items() if n in ("self", "other") and isinstance(v, Tensor)] if chooses else []
+        made = {}
+        for key in self._of_values(named):
+            swapped = {n: v if n in _CHOOSERS else 0 if n in _FILLS else self._swap(v, key) for n, v in named.items()}
+            swapped = {n: v for n, v in swapped.items() if n not in ("dtype", "memory_format")}
+            if isinstance(named.get("value"), Tensor) and "value" in swapped:
+                swapped["value"] = self._swap(named["value"], key)
+            made[key] = func(**swapped)
+        if stay and name != "index" and made:
+            nothing = torch.stack([origin == 0 for origin in made.values()]).all(0)
+            for key, origin in made.items():
+                kept = [self.of(operand).get(key, origin.new_zeros(())) for operand in stay]
+                for before in kept:
+                    origin = torch.where(nothing & (origin == 0), before, origin)
+                made[key] = origin
+        return made
+
+    def _swap(self, value: Any, key: Key) -> Any:
+        if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
+            return [self._swap(item, key) for item in value]
+        if not isinstance(value, Tensor):
+            return value
+        origin = self.of(value).get(key)
+        zeros = torch.zeros(value.shape, dtype=torch.int64, device=value.device)
+        return zeros if origin is None else origin.clone()
+
+    def _by_index(self, named: dict[str, Any]) -> dict[Key, Tensor] | None:
+        """What is looked up in a table of integers belongs to what it was looked up with."""
+        index = named.get("index", named.get("indices"))
+        found = [tensor for tensor in _tensors((index,)) if tensor.dtype != torch.bool]
+        table = named["self"]
+        made = self._together(found, False)
+        if "dim" in named or isinstance(index, Tensor):
+            return made
+        after = table.dim() - len(index)
+        return {key: origin.reshape(*origin.shape, *[1] * after) for key, origin in made.items()}
+
+    def _together(self, operands: list[Tensor], product: bool) -> dict[Key, Tensor]:
+        """The origins of what is made elementwise: those of all operands. A factor of zeros and ones is a mask of the others."""
+        layers = [(self.of(operand), operand) for operand in operands]
+        layers = [(origins, operand) for origins, operand in layers if origins]
+        if product and len(layers) > 1:
+            (one, first), (other, second) = layers[:2]
+            layers = [(_masked(one, first, other), first), (_masked(other, second, one), second)]
+        if len(layers) == 1:
+            return dict(layers[0][0])
+        made: dict[Key, Tensor] = {}
+        for origins, _ in layers:
+            for (name, _), origin in origins.items():
+                same = [key for key in made if key[0] == name]
+                for key in same:
+                    origin = torch.where(origin == made[key], 0, origin)
+                made[name, len(same)] = origin
+        for name in {key[0] for key in made}:
+            keys = [key for key in made if key[0] == name]
+            if len(keys) > 1:
+                counted = sum((made[key] == -1).long() for key in keys) > 0
+                for key in keys:
+                    made[key] = torch.where(counted, -1, made[key])
+        return made
+
+    def _note(self, table: Tensor) -> None:
+        if not table.requires_grad:
+            self.frozen.add(address(table))
+        elif not table.is_leaf:
+            self.tables[next_sequence_number() - 1] = table.detach()
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return not tensor.is_floating_point() and address(tensor) in self._shadows
+
+    def _write(self, tensor: Tensor, origins: Mapping[Key, Tensor]) -> None:
+        """Have the memory of a tensor hold these origins and no others."""
+        shadows = self._shadows.get(address(tensor))
+        if shadows is None:
+            if not origins:
+                return
+            shadows = self._shadows[address(tensor)] = {}
+            self._alive.append(tensor)
+        length = tensor.untyped_storage().nbytes() // tensor.itemsize
+        for key in {*shadows, *origins}:
+            if key not in shadows:
+                shadows[key] = torch.zeros(length, dtype=torch.int64, device=tensor.device)
+            origin = origins.get(key)
+            place = _seen(shadows[key], tensor)
+            if origin is None:
+                place.zero_()
+            else:
+                place.copy_(origin)
+
+
+def _masked(origins: dict[Key, Tensor], factor: Tensor, others: dict[Key, Tensor]) -> dict[Key, Tensor]:
+    """Origins of a factor, but where it is 0 or 1 and meets an element of another argument."""
+    if {name for name, _ in origins} & {name for name, _ in others}:
+        return origins
+    met = sum((origin > 0).long() for origin in others.values()) > 0
+    mask = met & ((factor == 0) | (factor == 1))
+    return {key: torch.where(mask, 0, origin) for key, origin in origins.items()}
+
+
+def _chosen(origins: dict[Key, Tensor], named: dict[str, Any], result: Any) -> dict[Key, Tensor]:
+    """Origins of the first of two results, which the second tells the places of."""
+    dim, places = named.get("dim", -1), result[1]
+    given = next(iter(origins.values())) if origins else None
+    if given is None or given.dim() == 0:
+        return origins
+    places = places if places.dim() == given.dim() else places.unsqueeze(dim)
+    return {key: origin.gather(dim, places).reshape(result[0].shape) for key, origin in origins.items()}
+
+
+def _seen(shadow: Tensor, tensor: Tensor) -> Tensor:
+    return shadow.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def address(tensor: Tensor) -> int:
+    """Which block of memory a tensor is in."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def _tensors(arguments: Any) -> Iterator[Tensor]:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
