@@ -77,7 +77,9 @@ def test_what_the_decoder_looks_up_belongs_to_the_ids_it_was_made_from(name):
     wanted = truth(model)
     model.zero_grad(set_to_none=True)
     # start and end scores are stacked last
-    found = dlrp.explain(model, input_ids=IDS, target=lambda y: y[:, 1] if y.dim() == 2 else y[:, 1, 0], preset="gradient")
+    found = dlrp.explain(
+        model, input_ids=IDS, target=lambda y: y[:, 1] if y.dim() == 2 else y[:, 1, 0], preset="gradient"
+    )
     torch.testing.assert_close(found.relevance, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
 
 
@@ -85,5 +87,9 @@ def test_control_ids_given_to_the_decoder():
     model = bart("SequenceClassification")
     given = torch.cat([torch.full((2, 1), 2), IDS[:, :-1]], 1)
     found = dlrp.explain(model, input_ids=IDS, decoder_input_ids=given, target=[1, 1], preset="gradient")
-    both = sum(r.sum(1) for r in found.relevances.values()) if isinstance(found.relevances, dict) else sum(r.sum(1) for r in found.relevances)
+    both = (
+        sum(r.sum(1) for r in found.relevances.values())
+        if isinstance(found.relevances, dict)
+        else sum(r.sum(1) for r in found.relevances)
+    )
     assert torch.isfinite(both).all() and (both.abs() > 1e-4).all()

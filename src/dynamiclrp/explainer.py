@@ -133,7 +133,9 @@ class Explainer:
             if not sound([seed], found):
                 raise self._not_finite(call, target)
         if book is not None:
-            book.close(seed.relevance, found[: sum(len(source.edges) for source in forward.sources)])
+            inputs = sum(len(source.edges) for source in forward.sources)
+            once = dict(zip(forward.graph.inputs[:inputs], found))  # two inputs may share what was looked up for both
+            book.close(seed.relevance, list(once.values()))
         return forward.attribution(found, target, seed, plan, self.preset, book)
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], layers: Sequence[str] = ()) -> Call:

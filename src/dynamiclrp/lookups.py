@@ -89,27 +89,28 @@ def find_lookups(
             continue
         if where is None or not keys:
             return None
-        table = parameter(graph, graph.edges[node][0], ends)
-        computed = None if table is not None else origins.tables.get(sequence_number(graph.handles[node]))
-        if table is None and not followed:
+        held = parameter(graph, graph.edges[node][0], ends)
+        if held is None and not followed:
             return None
-        if table is None or len(graph.edges[node]) > 1:
-            sources = [*ends, *(lookup.node for lookup in found)]
-            if (table is None and computed is None) or _depends(graph, graph.edges[node], sources):
-                elsewhere.add(node)  # not a table, but values that carry relevance further down
-                continue
-        found += _lookups(node, op, saved, computed if table is None else table, where, keys, given)
-        learnt.moved |= table is None or any(ids._version for ids in given.values()) or where.moved(given)
+        table = origins.tables.get(sequence_number(graph.handles[node])) if held is None else held
+        sources = [*ends, *(lookup.node for lookup in found)]
+        others = graph.edges[node] if held is None else graph.edges[node][1:]
+        if table is None or _depends(graph, others, sources):
+            elsewhere.add(node)  # not a table, but values that carry relevance further down
+            continue
+        found += _lookups(node, op, saved, table, where, keys, given)
+        learnt.moved |= held is None or any(ids._version for ids in given.values()) or where.moved(given)
     if followed and not fixed:
         learnt.elsewhere[graph.structure][names] = frozenset(elsewhere)
-        learnt.follow = learnt.moved
+        learnt.follow = learnt.moved or known is None  # until it has been seen twice
     return found
 
 
 def _nodes(graph: Graph) -> Iterator[tuple[int, Op]]:
     rows = ((OPS.get(kind.__name__), nodes) for kind, nodes in graph.structure.nodes.items())
     yield from sorted(
-        ((node, op) for op, nodes in rows if op and op.lookup and op.forward for node in nodes), key=lambda pair: pair[0]
+        ((node, op) for op, nodes in rows if op and op.lookup and op.forward for node in nodes),
+        key=lambda pair: pair[0],
     )
 
 
@@ -166,7 +167,7 @@ def _lookups(
     for name in dict.fromkeys(name for name, _, _ in keys):
         ids, own = given[name], tuple(o for o, (other, _, _) in zip(origins, keys) if other == name)
         plain = len(keys) == 1 and same_elements(where.indices[0], ids)
-        share = Share(ids.shape, where.first, len(shape), () if plain else own, several, bags)
+        share = Share(ids.shape, where.first % table.dim(), len(shape), () if plain else own, several, bags)
         yield Lookup(name, node, value, share)
 
 

@@ -126,7 +126,7 @@ class Origins(TorchDispatchMode):
 
     def _by_index(self, named: dict[str, Any]) -> dict[Key, Tensor] | None:
         """What is looked up in a table of integers belongs to what it was looked up with."""
-        index = named.get("index", named.get("indices"))
+        index = named["index"] if "index" in named else named["indices"]
         found = [tensor for tensor in _tensors((index,)) if tensor.dtype != torch.bool]
         table = named["self"]
         made = self._together(found, False)
@@ -154,7 +154,7 @@ class Origins(TorchDispatchMode):
         for name in {key[0] for key in made}:
             keys = [key for key in made if key[0] == name]
             if len(keys) > 1:
-                counted = sum((made[key] == -1).long() for key in keys) > 0
+                counted = torch.stack(torch.broadcast_tensors(*[made[key] == -1 for key in keys])).any(0)
                 for key in keys:
                     made[key] = torch.where(counted, -1, made[key])
         return made
@@ -192,7 +192,7 @@ def _masked(origins: dict[Key, Tensor], factor: Tensor, others: dict[Key, Tensor
     """Origins of a factor, but where it is 0 or 1 and meets an element of another argument."""
     if {name for name, _ in origins} & {name for name, _ in others}:
         return origins
-    met = sum((origin > 0).long() for origin in others.values()) > 0
+    met = torch.stack([origin > 0 for origin in others.values()]).any(0)
     mask = met & ((factor == 0) | (factor == 1))
     return {key: torch.where(mask, 0, origin) for key, origin in origins.items()}
 

@@ -33,6 +33,11 @@ def _gathered(n: Any, x: Tensor) -> Tensor:
 _MAX = 2  # of EmbeddingBag's modes: sum, mean, max
 
 
+def _bagged(n: Any, w: Tensor, weights: Tensor | None = None) -> Tensor:
+    last, padding = len(n.offsets) != n.shape[0], n.padding_idx if n.padding_idx >= 0 else None
+    return torch.embedding_bag(w, n.indices, n.offsets, False, n.mode, False, n.per_sample_weights, last, padding)[0]
+
+
 def _in_bags(n: Any, w: Tensor) -> tuple[Tensor, Tensor]:
     """What each index adds to its bag, and which bag that is. Of the largest of each column: where it stands."""
     places = torch.arange(len(n.indices), device=w.device)
@@ -67,7 +72,7 @@ row("TakeBackward0", M, saved=KEEPS_INPUT, forward=lambda n, x: x.take(n.index))
 row("EmbeddingBackward0", M, forward=lambda n, w: F.embedding(n.indices, w), lookup="indices", fills=True)  # padding
 row("EmbeddingBagBackward0", Kind.TRANSFORM, carriers=(0,), signature=lambda n: (n.per_sample_weights is not None,),
     absent=lambda signature: () if signature[0] else (1,), lookup="indices", bags=_shares_of_bags,
-    forward=lambda n, w, weights=None: _summed(n, *_in_bags(n, w)))  # fmt: skip
+    forward=_bagged)  # fmt: skip
 row("MaskedSelectBackward0", M, forward=lambda n, x: x.masked_select(n.mask))
 row("WhereBackward0", M, forward=lambda n, a, b: torch.where(n.condition, a, b))
 
