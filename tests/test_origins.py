@@ -235,6 +235,8 @@ class Tied(nn.Module):
         self.how, self.out, self.head = how, nn.Linear(SIZE, WORDS), nn.Linear(SIZE, 2, bias=False)
         self.low, self.high = nn.Parameter(torch.randn(WORDS, 2)), nn.Parameter(torch.randn(2, SIZE))
         self.wide = nn.Parameter(torch.randn(WORDS, 2, SIZE))
+        self.register_buffer("fixed", torch.randn(WORDS, SIZE))
+        self.line = nn.Parameter(torch.randn(WORDS))
 
     def rows(self, ids):
         if self.how == "tied":
@@ -245,13 +247,31 @@ class Tied(nn.Module):
             return self.wide[:, 0].t()[:, ids].permute(1, 2, 0)
         if self.how == "index_select":
             return self.wide[:, 0].t().index_select(-1, ids.flatten()).t().reshape(*ids.shape, SIZE)
+        if self.how == "buffer":
+            return self.fixed[ids]
+        if self.how == "vector":
+            return self.line[ids][..., None].expand(-1, -1, SIZE)
+        if self.how == "gathered":
+            return self.line.gather(0, ids.flatten()).reshape(*ids.shape, 1).expand(-1, -1, SIZE)
         return self.wide[ids].sum(2)
 
     def forward(self, x, ids):
         return self.head(x + self.rows(ids).sum(1))
 
 
-@pytest.mark.parametrize("how", ["tied", "low rank", "columns", "index_select", "wide"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "tied",
+        "low rank",
+        "columns",
+        "index_select",
+        "wide",
+        "buffer",
+        "vector",
+        "gathered",
+    ],
+)
 def test_tables_of_all_kinds_beside_numbers(how):
     model, x, ids = Tied(how).eval(), torch.randn(ROWS, SIZE), tokens()
     with torch.no_grad():
@@ -261,6 +281,7 @@ def test_tables_of_all_kinds_beside_numbers(how):
         found = explainer(x, ids, target=1).relevances
         assert list(found) == ["x", "ids"]
         torch.testing.assert_close(found["ids"], expected, rtol=1e-4, atol=1e-5)
+    assert all(parameter.requires_grad for parameter in model.parameters()) and not model.fixed.requires_grad
 
 
 class Picks(nn.Module):

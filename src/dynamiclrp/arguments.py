@@ -11,6 +11,7 @@ import copy
 import inspect
 import types
 from collections.abc import Callable, Mapping, MutableMapping
+from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,17 @@ from torch import Tensor, nn
 from .capture import refuse_nested
 from .errors import UnsupportedTensorError
 
-_CLOSED = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, Tensor, torch.dtype, torch.device)
+_CLOSED = (
+    nn.Module,
+    type,
+    Enum,
+    types.ModuleType,
+    types.FunctionType,
+    types.MethodType,
+    Tensor,
+    torch.dtype,
+    torch.device,
+)
 
 
 class Arguments:
@@ -109,7 +120,13 @@ def rebuilt(value: Any, name: str, change: Callable[[str, Tensor], Tensor], made
         return made[id(value)][1]
     if isinstance(value, tuple):
         return _tuple(value, [rebuilt(item, f"{name}[{i}]", change, made) for i, item in enumerate(value)])
-    own = copy.copy(value)
+    try:
+        own = copy.copy(value)
+    except TypeError as error:
+        raise UnsupportedTensorError(
+            f"argument {name!r} is a {type(value).__name__} that cannot be copied ({error}), and each forward pass that we need gets "
+            "a copy. Remedy: pass its tensors as arguments of their own, or hold it in the model."
+        ) from None
     made[id(value)] = (value, own)
     label = "{}[{}]" if isinstance(value, list) else "{}.{}"
     children = {key: rebuilt(v, label.format(name, key), change, made) for key, v in _children(value).items()}
@@ -117,8 +134,10 @@ def rebuilt(value: Any, name: str, change: Callable[[str, Tensor], Tensor], made
     return own
 
 
-def is_container(value: Any) -> bool:
+def holds_tensors(value: Any) -> bool:
     """May a model find tensors in it, or put some there?"""
+    if isinstance(value, tuple):
+        return any(isinstance(item, Tensor) or holds_tensors(item) for item in value)
     return _is_container(value)
 
 

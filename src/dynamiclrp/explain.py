@@ -117,7 +117,8 @@ def explain(
 ) -> Attribution | list[Attribution]:
     """Run the model and say what its prediction stands on.
 
-    Float tensors among the arguments are explained themselves, integer tensors at the embedding lookups they reach.
+    Float tensors among the arguments are explained themselves, integer tensors at the lookups in tables that they reach; those
+    in lists, dicts and caches under names such as `more.z` and `past[0]`.
     `target`: an int, one int per row, a tuple of indices, a callable on the output, a seed tensor, or None for the
     largest logit. `targets` takes several of them and gives a list, from one forward pass.
     `layers` names modules whose outputs are explained too (the last one, if a module runs several times).

@@ -230,9 +230,9 @@ class Call:
             return self._graph(output, watched, ranges, recorder, origins, follow)
 
     def _learn_tables(self, origins: Origins) -> None:
-        """Weights of linear maps may be tables too (tied embeddings): those are followed from now on."""
-        held = [parameter for parameter in self.inventory.parameters if parameter is not None]
-        self.learnt.tables |= {id(parameter) for parameter in held if address(parameter) in origins.frozen}
+        """Weights of linear maps (tied embeddings), vectors and buffers may be tables too: those are followed from now on."""
+        held = [*self.inventory.parameters, *self.inventory.buffers()]
+        self.learnt.tables |= {id(x) for x in held if x is not None and address(x) in origins.frozen}
 
     def _graph(
         self,
@@ -321,7 +321,7 @@ def _keep_output(name: str, watched: dict[str, Explained]) -> Callable[..., None
         tensor = unwrap(output)
         if tensor.requires_grad:
             # a copy, since a later in-place operation may overwrite it
-            watched[name] = Explained(name, (gradient_edge(tensor),), (tensor.detach().clone(),))
+            watched[name] = Explained(name, (gradient_edge(tensor),), (plain(tensor.detach().clone()),))
 
     return hook
 

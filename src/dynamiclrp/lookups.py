@@ -125,7 +125,8 @@ class _Indices:
     @classmethod
     def of(cls, saved: Any, op: Op, origins: Origins) -> _Indices | None:
         assert op.lookup is not None
-        value, first = getattr(saved, op.lookup), saved.dim if op.lookup == "index" else 0
+        value = getattr(saved, op.lookup)
+        first = saved.dim if op.lookup == "index" and value.dim() == 1 else 0
         items = value if isinstance(value, tuple) else (value,)
         places = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
         if not places or any(items[i].is_floating_point() or items[i].dtype == torch.bool for i in places):

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .saved import next_sequence_number
 
+aten = torch.ops.aten
 Key = tuple[str, int]  # an argument, and a number: what is made of two of its elements has two origins
 
 # Operations that put elements elsewhere. Those that choose by values (a mask) leave origins where nothing with one is put.
@@ -27,8 +28,11 @@ _MOVES = _CHOICES | {
     "index_fill", "fill", "zero", "select_scatter", "slice_scatter", "diagonal_scatter", "tril", "triu", "as_strided_scatter",
     "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "unfold_copy",
 }  # fmt: skip
+_TABLES = frozenset({
+    aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default, aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+})  # fmt: skip
 _LOOKUPS = frozenset({"index", "_unsafe_index", "index_select", "gather", "take"})  # by index, in `_MOVES` too
-_TABLES = frozenset({"embedding", "index", "_unsafe_index", "index_select", "_embedding_bag"})
 _ELEMENTWISE = frozenset({"_to_copy", "floor_divide", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"})
 _CHOOSERS = frozenset({"index", "indices", "mask", "condition"})  # operands that say where, not what
 _FILLS = frozenset({"value", "fill_value"})
@@ -55,13 +59,15 @@ class Origins(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        of_floats = bool(args) and isinstance(args[0], Tensor) and args[0].is_floating_point()
+        if (of_floats and func not in _TABLES) or not any(
+            map(self._is_known, _tensors((args, tuple(kwargs.values()))))
+        ):
+            return func(*args, **kwargs)
+        if of_floats:
+            self._note(args[0])
+            return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::").removesuffix("_")
-        if not any(self._is_known(tensor) for tensor in _tensors((args, tuple(kwargs.values())))):
-            return func(*args, **kwargs)
-        if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-            if name in _TABLES:
-                self._note(args[0])
-            return func(*args, **kwargs)
         named = {a.name: v for a, v in zip(func._schema.arguments, args)} | kwargs
         made = self._origins(func, name, named) if not func.is_view else None  # before it overwrites what it reads
         result = func(*args, **kwargs)

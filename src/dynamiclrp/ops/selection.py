@@ -67,7 +67,7 @@ row("IndexBackward0", M, forward=_index, lookup="indices")
 row("UnsafeIndexBackward0", M, forward=_index)
 row("UnsafeMaskedIndexBackward0", M, fills=True)
 row("IndexSelectBackward0", M, forward=lambda n, x: x.index_select(n.dim, n.index), lookup="index")
-row("GatherBackward0", M, forward=lambda n, x: x.gather(n.dim, n.index))
+row("GatherBackward0", M, forward=lambda n, x: x.gather(n.dim, n.index), lookup="index")
 row("TakeBackward0", M, saved=KEEPS_INPUT, forward=lambda n, x: x.take(n.index))
 row("EmbeddingBackward0", M, forward=lambda n, w: F.embedding(n.indices, w), lookup="indices", fills=True)  # padding
 row("EmbeddingBagBackward0", Kind.TRANSFORM, carriers=(0,), signature=lambda n: (n.per_sample_weights is not None,),
