@@ -182,6 +182,14 @@ def test_positions_counted_from_a_mask_belong_to_nobody():
         assert list(explainer(ids, mask, target=1).relevances) == ["ids"]
 
 
+def test_positions_counted_from_a_number_belong_to_nobody():
+    class From(Positions):
+        def forward(self, ids, start):
+            return super().forward(ids, None, (torch.arange(TIME) + start)[None].expand(len(ids), -1))
+
+    assert list(dlrp.explain(From().eval(), tokens(), torch.tensor(3), target=1).relevances) == ["ids"]
+
+
 def test_what_was_from_nowhere_is_found_once_it_is_given():
     """Two calls with graphs of one structure: what was learnt of one is not taken for the other."""
     model, ids, mask = Positions().eval(), tokens(), torch.ones(ROWS, TIME, dtype=torch.int64)

@@ -162,7 +162,9 @@ def _lookups(
         assert op.forward is not None
         value = op.forward(saved, table)
         bags = op.bags(saved, table, value) if op.bags is not None else None
-    shape = torch.broadcast_shapes(*[tensor.shape for tensor in where.indices])
+    shape = where.indices[0].shape
+    if len(where.indices) > 1:
+        shape = torch.broadcast_shapes(*[tensor.shape for tensor in where.indices])
     origins = [where.origins[i][key].expand(shape) for _, i, key in keys]
     several = torch.stack([origin > 0 for origin in origins]).sum(0).clamp_min(1) if len(origins) > 1 else None
     for name in dict.fromkeys(name for name, _, _ in keys):

@@ -49,8 +49,14 @@ class Origins(TorchDispatchMode):
         self._shadows: dict[int, dict[Key, Tensor]] = {}  # by address
         self._alive: list[Tensor] = []  # so that no address is used twice
         for name, ids in arguments.items():
-            if ids.numel():
-                self._write(ids, {(name, 0): torch.arange(1, ids.numel() + 1, device=ids.device).view(ids.shape)})
+            if not ids.numel():
+                continue
+            places = torch.arange(1, ids.numel() + 1, device=ids.device)
+            if ids.is_contiguous() and ids.untyped_storage().nbytes() == ids.nbytes:  # the shadow itself
+                self._shadows[address(ids)] = {(name, 0): places}
+                self._alive.append(ids)
+            else:
+                self._write(ids, {(name, 0): places.view(ids.shape)})
 
     def of(self, tensor: Tensor) -> dict[Key, Tensor]:
         """The origins of a tensor's elements; empty, if it is from nowhere."""
@@ -143,6 +149,9 @@ class Origins(TorchDispatchMode):
 
     def _together(self, operands: list[Tensor], product: bool) -> dict[Key, Tensor]:
         """The origins of what is made elementwise: those of all operands. A factor of zeros and ones is a mask of the others."""
+        operands = [
+            operand for operand in operands if operand.dim()
+        ] or operands  # a lone number only shifts the others
         layers = [(self.of(operand), operand) for operand in operands]
         layers = [(origins, operand) for origins, operand in layers if origins]
         if product and len(layers) > 1:
