@@ -42,6 +42,8 @@ _PRODUCTS = frozenset({"mul", "bitwise_and", "__and__"})
 class Origins(TorchDispatchMode):
     """Knows the arguments' own memory; entered, it follows what is made of them."""
 
+    supports_higher_order_operators = True  # which it leaves alone
+
     def __init__(self, arguments: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.tables: dict[int, Tensor] = {}  # computed ones that were looked into, by sequence number
@@ -61,13 +63,18 @@ class Origins(TorchDispatchMode):
     def of(self, tensor: Tensor) -> dict[Key, Tensor]:
         """The origins of a tensor's elements; empty, if it is from nowhere."""
         shadows = None if tensor.is_floating_point() else self._shadows.get(address(tensor))
-        return {key: _seen(shadow, tensor) for key, shadow in shadows.items()} if shadows else {}
+        if not shadows or next(iter(shadows.values())).numel() != _length(tensor):  # seen as another type
+            return {}
+        return {key: _seen(shadow, tensor) for key, shadow in shadows.items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         of_floats = bool(args) and isinstance(args[0], Tensor) and args[0].is_floating_point()
-        if (of_floats and func not in _TABLES) or not any(
-            map(self._is_known, _tensors((args, tuple(kwargs.values()))))
+        plain = isinstance(func, torch._ops.OpOverload)
+        if (
+            not plain
+            or (of_floats and func not in _TABLES)
+            or not any(map(self._is_known, _tensors((args, tuple(kwargs.values())))))
         ):
             return func(*args, **kwargs)
         if of_floats:
@@ -80,7 +87,7 @@ class Origins(TorchDispatchMode):
         first = result[0] if isinstance(result, (tuple, list)) and result else result
         if made is None or not isinstance(first, Tensor) or first.is_floating_point() or first.dtype == torch.bool:
             return result
-        if len(func._schema.returns) == 2 and "indices" in str(func._schema.returns[1].name):
+        if _tells_places(func):
             made = _chosen(made, named, result)
         if not (func._schema.is_mutable is False and self._is_known(first)):  # which is a view by another name
             self._write(first, made)
@@ -94,8 +101,8 @@ class Origins(TorchDispatchMode):
             return self._by_index(named)
         if name in _MOVES and not named.get("accumulate") and named.get("reduce") is None:
             return self._moved(func, name, named)
-        if len(func._schema.returns) == 2:  # sorted, say: see `_chosen`
-            return self.of(named["self"]) if isinstance(named.get("self"), Tensor) else {}
+        if _tells_places(func):
+            return self.of(named["self"])
         operands = [t for t in _tensors(tuple(named.values())) if not t.is_floating_point()]
         if torch.Tag.pointwise in func.tags or name in _ELEMENTWISE:
             return self._together(operands, name in _PRODUCTS)
@@ -120,11 +127,8 @@ class Origins(TorchDispatchMode):
             made[key] = func(**swapped)
         if stay and name != "index" and made:
             nothing = torch.stack([origin == 0 for origin in made.values()]).all(0)
-            for key, origin in made.items():
-                kept = [self.of(operand).get(key, origin.new_zeros(())) for operand in stay]
-                for before in kept:
-                    origin = torch.where(nothing & (origin == 0), before, origin)
-                made[key] = origin
+            for before, key in [(origin, key) for operand in stay for key, origin in self.of(operand).items()]:
+                made[key] = torch.where(nothing & (made[key] == 0), before, made[key])
         return made
 
     def _swap(self, value: Any, key: Key) -> Any:
@@ -149,18 +153,15 @@ class Origins(TorchDispatchMode):
 
     def _together(self, operands: list[Tensor], product: bool) -> dict[Key, Tensor]:
         """The origins of what is made elementwise: those of all operands. A factor of zeros and ones is a mask of the others."""
-        operands = [
-            operand for operand in operands if operand.dim()
-        ] or operands  # a lone number only shifts the others
-        layers = [(self.of(operand), operand) for operand in operands]
-        layers = [(origins, operand) for origins, operand in layers if origins]
-        if product and len(layers) > 1:
-            (one, first), (other, second) = layers[:2]
-            layers = [(_masked(one, first, other), first), (_masked(other, second, one), second)]
+        operands = [x for x in operands if x.dim()] or operands  # a lone number only shifts the others
+        known = [(x, origins) for x in operands if (origins := self.of(x))]
+        layers = [origins for _, origins in known]
+        if product and len(layers) == 2:
+            layers = _unmasked(*known[0], *known[1])
         if len(layers) == 1:
-            return dict(layers[0][0])
+            return layers[0]
         made: dict[Key, Tensor] = {}
-        for origins, _ in layers:
+        for origins in layers:
             for (name, _), origin in origins.items():
                 same = [key for key in made if key[0] == name]
                 for key in same:
@@ -191,10 +192,9 @@ class Origins(TorchDispatchMode):
                 return
             shadows = self._shadows[address(tensor)] = {}
             self._alive.append(tensor)
-        length = tensor.untyped_storage().nbytes() // tensor.itemsize
         for key in {*shadows, *origins}:
-            if key not in shadows:
-                shadows[key] = torch.zeros(length, dtype=torch.int64, device=tensor.device)
+            if key not in shadows or shadows[key].numel() != _length(tensor):
+                shadows[key] = torch.zeros(_length(tensor), dtype=torch.int64, device=tensor.device)
             origin = origins.get(key)
             place = _seen(shadows[key], tensor)
             if origin is None:
@@ -203,13 +203,18 @@ class Origins(TorchDispatchMode):
                 place.copy_(origin)
 
 
-def _masked(origins: dict[Key, Tensor], factor: Tensor, others: dict[Key, Tensor]) -> dict[Key, Tensor]:
-    """Origins of a factor, but where it is 0 or 1 and meets an element of another argument."""
-    if {name for name, _ in origins} & {name for name, _ in others}:
-        return origins
-    met = torch.stack([origin > 0 for origin in others.values()]).any(0)
-    mask = met & ((factor == 0) | (factor == 1))
-    return {key: torch.where(mask, 0, origin) for key, origin in origins.items()}
+def _unmasked(
+    first: Tensor, one: dict[Key, Tensor], second: Tensor, other: dict[Key, Tensor]
+) -> list[dict[Key, Tensor]]:
+    """Origins of two factors, without those of one that only masks the other: of another argument, zeros and ones alone."""
+    if {name for name, _ in one} & {name for name, _ in other}:
+        return [one, other]
+    masks = ((second == 0) | (second == 1)).all()
+    masked = ~masks & ((first == 0) | (first == 1)).all()
+    return [
+        {key: torch.where(dropped, 0, origin) for key, origin in origins.items()}
+        for dropped, origins in ((masked, one), (masks, other))
+    ]
 
 
 def _chosen(origins: dict[Key, Tensor], named: dict[str, Any], result: Any) -> dict[Key, Tensor]:
@@ -220,6 +225,16 @@ def _chosen(origins: dict[Key, Tensor], named: dict[str, Any], result: Any) -> d
         return origins
     places = places if places.dim() == given.dim() else places.unsqueeze(dim)
     return {key: origin.gather(dim, places).reshape(result[0].shape) for key, origin in origins.items()}
+
+
+def _tells_places(func: Any) -> bool:
+    """Does it give values and where they stood (sort, topk, max along a dimension)?"""
+    returns = func._schema.returns
+    return len(returns) == 2 and returns[1].name == "indices"
+
+
+def _length(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes() // tensor.itemsize
 
 
 def _seen(shadow: Tensor, tensor: Tensor) -> Tensor:
