@@ -1,6 +1,6 @@
-"""A user explains an encoder-decoder that makes its decoder's ids from the input's (BART and T5 for classification and question
-answering: a slice of the ids is copied into a new tensor behind a start token). What the decoder's lookup takes belongs to the ids
-that were copied there. Today it is silently "kept: parameter": BART keeps all but a hundredth of the score from its tokens.
+"""Encoder-decoders that make their decoder's ids from the input's (BART and T5 for classification and question
+answering) put a slice of the ids into a new tensor behind a start token. What the decoder looks up there belongs to
+the ids that were put there.
 """
 
 import pytest
@@ -17,8 +17,8 @@ IDS = torch.tensor([[0, 11, 12, 13, 14, 2], [0, 21, 22, 23, 24, 2]])
 def bart(kind):
     torch.manual_seed(0)
     config = transformers.BartConfig(
-        vocab_size=80, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64,
+        vocab_size=80, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64,
     )  # fmt: skip
     return getattr(transformers, f"BartFor{kind}")(config).eval()
 

@@ -1,8 +1,8 @@
 """The arguments of a call: the tensors in them by name, and what each forward pass gets of them.
 
-In: what the user hands to a model. Out: for each forward pass the same once more, with tensors and containers (lists, dicts, key/value
-caches) of our own, so that no pass sees what another one wrote; in the end the user's containers hold what one pass leaves in them.
-It must not know graphs, lookups or rules.
+In: what the user hands to a model. Out: for each forward pass the same once more, with tensors and containers (lists,
+dicts, key/value caches) of our own, so that no pass sees what another one wrote; in the end the user's containers
+hold what one pass leaves in them. It must not know graphs, lookups or rules.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Arguments:
 
 
 def rebuilt(value: Any, name: str, change: Callable[[str, Tensor], Tensor], made: dict[int, Any]) -> Any:
-    """The same with `change(name, tensor)` for each tensor, in containers of our own: `made` has both by the id of theirs."""
+    """The same with `change(name, tensor)` for each tensor, in containers of our own; `made` has both by theirs' id."""
     if isinstance(value, Tensor):
         return change(name, value)
     if not _is_container(value):
@@ -124,8 +124,8 @@ def rebuilt(value: Any, name: str, change: Callable[[str, Tensor], Tensor], made
         own = copy.copy(value)
     except TypeError as error:
         raise UnsupportedTensorError(
-            f"argument {name!r} is a {type(value).__name__} that cannot be copied ({error}), and each forward pass that we need gets "
-            "a copy. Remedy: pass its tensors as arguments of their own, or hold it in the model."
+            f"argument {name!r} is a {type(value).__name__} that cannot be copied ({error}), and each forward pass that we "
+            "need gets a copy. Remedy: pass its tensors as arguments of their own, or hold it in the model."
         ) from None
     made[id(value)] = (value, own)
     label = "{}[{}]" if isinstance(value, list) else "{}.{}"

@@ -169,6 +169,14 @@ def gradient_edge(tensor: Tensor | GradientEdge) -> GradientEdge:
         return get_gradient_edge(tensor)
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """The same without what a subclass adds (MONAI's MetaTensor); those that dispatch on their own stay what they are."""
+    if type(tensor) is Tensor or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
 def _root(output: Tensor, number: int) -> tuple[Any, int]:
     if output.grad_fn is None:
         cause = (

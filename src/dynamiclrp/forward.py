@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge
 
 from .arguments import Arguments
 from .attribution import Attribution
-from .capture import capture, gradient_edge
+from .capture import capture, gradient_edge, plain
 from .errors import NoInputError, PresetError
 from .graph import Graph
 from .ledger import Ledger
@@ -230,7 +230,7 @@ class Call:
             return self._graph(output, watched, ranges, recorder, origins, follow)
 
     def _learn_tables(self, origins: Origins) -> None:
-        """Weights of linear maps (tied embeddings), vectors and buffers may be tables too: those are followed from now on."""
+        """Weights of linear maps (tied embeddings), vectors and buffers may be tables too: they are followed then."""
         held = [*self.inventory.parameters, *self.inventory.buffers()]
         self.learnt.tables |= {id(x) for x in held if x is not None and address(x) in origins.frozen}
 
@@ -287,14 +287,6 @@ class Call:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """The same without what a subclass adds (MONAI's MetaTensor); those that dispatch on their own stay what they are."""
-    if type(tensor) is Tensor or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return tensor
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.as_subclass(Tensor)
 
 
 def _by_argument(lookups: Sequence[Lookup], graph: Graph) -> list[Explained]:

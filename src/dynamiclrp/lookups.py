@@ -1,7 +1,7 @@
 """Which lookups in tables an integer argument ends in, and which of its elements each looked-up row belongs to.
 
-In: a captured `Graph` and the `Origins` of its integers. Out: `Lookup`s, and what an explainer learns of them. It knows nothing of
-models, rules or plans.
+In: a captured `Graph` and the `Origins` of its integers. Out: `Lookup`s, and what an explainer learns of them. It
+knows nothing of models, rules or plans.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from .capture import plain
 from .graph import Graph, Ref, Structure
 from .ops import OPS, Kind, Op
 from .origins import Key, Origins, address
@@ -160,7 +161,7 @@ def _lookups(
 ) -> Iterator[Lookup]:
     with torch.no_grad():
         assert op.forward is not None
-        value = op.forward(saved, table)
+        value = plain(op.forward(saved, table))
         bags = op.bags(saved, table, value) if op.bags is not None else None
     shape = where.indices[0].shape
     if len(where.indices) > 1:
@@ -169,8 +170,8 @@ def _lookups(
     several = torch.stack([origin > 0 for origin in origins]).sum(0).clamp_min(1) if len(origins) > 1 else None
     for name in dict.fromkeys(name for name, _, _ in keys):
         ids, own = given[name], tuple(o for o, (other, _, _) in zip(origins, keys) if other == name)
-        plain = len(keys) == 1 and same_elements(where.indices[0], ids)
-        share = Share(ids.shape, where.first % table.dim(), len(shape), () if plain else own, several, bags)
+        in_place = len(keys) == 1 and same_elements(where.indices[0], ids)
+        share = Share(ids.shape, where.first % table.dim(), len(shape), () if in_place else own, several, bags)
         yield Lookup(name, node, value, share)
 
 

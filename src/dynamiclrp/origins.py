@@ -1,9 +1,10 @@
 """Where integers come from: which element of which argument each element of a tensor is, or was made of.
 
-In: the integer arguments of a call and, while `Origins` is entered, the operations of the forward pass. Out: for any tensor its
-origins. Each block of memory that holds elements of an argument has a shadow, in which places of the argument stand (counted from 1;
-0: from nowhere; -1: told by the argument without being one of its elements, such as how many there are). Views need no following,
-nor does what is written through them. It must not know graphs, models or rules.
+In: the integer arguments of a call and, while `Origins` is entered, the operations of the forward pass. Out: for any
+tensor its origins. Each block of memory that holds elements of an argument has a shadow, in which places of the
+argument stand (counted from 1; 0: from nowhere; -1: told by the argument without being one of its elements, such as
+how many there are). Views need no following, nor does what is written through them. It must not know graphs, models
+or rules.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from .saved import next_sequence_number
 aten = torch.ops.aten
 Key = tuple[str, int]  # an argument, and a number: what is made of two of its elements has two origins
 
-# Operations that put elements elsewhere. Those that choose by values (a mask) leave origins where nothing with one is put.
+# Operations that put elements elsewhere. Those that choose by values (a mask) leave origins where what they put has none.
 _CHOICES = frozenset({"where", "masked_fill", "masked_scatter"})
 _MOVES = _CHOICES | {
     "cat", "stack", "copy", "clone", "index", "index_select", "gather", "take", "masked_select", "roll", "flip", "repeat",
     "constant_pad_nd", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put", "scatter", "index_copy",
-    "index_fill", "fill", "zero", "select_scatter", "slice_scatter", "diagonal_scatter", "tril", "triu", "as_strided_scatter",
-    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "unfold_copy",
+    "index_fill", "fill", "zero", "select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter", "tril",
+    "triu", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "unfold_copy",
 }  # fmt: skip
 _TABLES = frozenset({
-    aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default, aten._embedding_bag.default,
-    aten._embedding_bag_forward_only.default,
+    aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default,
+    aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
 })  # fmt: skip
 _LOOKUPS = frozenset({"index", "_unsafe_index", "index_select", "gather", "take"})  # by index, in `_MOVES` too
 _ELEMENTWISE = frozenset({"_to_copy", "floor_divide", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"})
@@ -152,7 +153,7 @@ class Origins(TorchDispatchMode):
         return {key: origin.reshape(*origin.shape, *[1] * after) for key, origin in made.items()}
 
     def _together(self, operands: list[Tensor], product: bool) -> dict[Key, Tensor]:
-        """The origins of what is made elementwise: those of all operands. A factor of zeros and ones is a mask of the others."""
+        """The origins of what is made elementwise: those of all operands, but of a factor that only masks the other."""
         operands = [x for x in operands if x.dim()] or operands  # a lone number only shifts the others
         known = [(x, origins) for x in operands if (origins := self.of(x))]
         layers = [origins for _, origins in known]
@@ -206,7 +207,7 @@ class Origins(TorchDispatchMode):
 def _unmasked(
     first: Tensor, one: dict[Key, Tensor], second: Tensor, other: dict[Key, Tensor]
 ) -> list[dict[Key, Tensor]]:
-    """Origins of two factors, without those of one that only masks the other: of another argument, zeros and ones alone."""
+    """Origins of two factors, without those of one that masks the other: of another argument, zeros and ones alone."""
     if {name for name, _ in one} & {name for name, _ in other}:
         return [one, other]
     masks = ((second == 0) | (second == 1)).all()
