@@ -217,11 +217,12 @@ def test_calls_that_settled_follow_nothing(monkeypatch):
     assert len(passes) == 1 and not followed
 
 
-def test_a_model_that_changes_its_ids_in_place_sees_the_users_each_time():
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_model_that_changes_its_ids_in_place_sees_the_users_each_time(copied):
     class Shifts(Places):
         def embedded(self, ids):
             ids[:, 1:] = ids[:, :-1].clone()
-            return self.table(ids + 0)
+            return self.table(ids + 0 if copied else ids)
 
     model, ids = Shifts(None).eval(), tokens()
     with torch.no_grad():

@@ -170,7 +170,7 @@ def _lookups(
     several = torch.stack([origin > 0 for origin in origins]).sum(0).clamp_min(1) if len(origins) > 1 else None
     for name in dict.fromkeys(name for name, _, _ in keys):
         ids, own = given[name], tuple(o for o, (other, _, _) in zip(origins, keys) if other == name)
-        in_place = len(keys) == 1 and same_elements(where.indices[0], ids)
+        in_place = len(keys) == 1 and not ids._version and same_elements(where.indices[0], ids)
         share = Share(ids.shape, where.first % table.dim(), len(shape), () if in_place else own, several, bags)
         yield Lookup(name, node, value, share)
 
