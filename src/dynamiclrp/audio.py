@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .arguments import argument_names
 from .attribution import Attribution
 from .explain import Explainer
 from .heads import ClassChoice, accepted, class_names
@@ -95,7 +96,7 @@ def read_audio(audio: Any, rate: int | None) -> tuple[Tensor, int]:
 
 
 def _input(model: nn.Module, samples: Tensor, rate: int, processor: Any) -> tuple[Tensor, str]:
-    names = accepted(model)
+    names = accepted(model) or argument_names(model)[0]
     default = next((n for n in ("input_values", "input_features") if n in names), names[0] if names else "input_values")
     if processor is None:
         return samples[None], default

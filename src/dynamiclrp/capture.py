@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -168,7 +169,18 @@ def cpp_function(name: str) -> str | None:
 
 def gradient_edge(tensor: Tensor | GradientEdge) -> GradientEdge:
     """Where autograd delivers the gradient of a tensor."""
-    return tensor if isinstance(tensor, GradientEdge) else get_gradient_edge(tensor)
+    if isinstance(tensor, GradientEdge):
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass would give the edge of a copy
+        return get_gradient_edge(tensor)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The same without what a subclass adds (MONAI's MetaTensor); those that dispatch on their own stay what they are."""
+    if type(tensor) is Tensor or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
 
 
 def _root(output: Tensor, number: int) -> tuple[Any, int]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .arguments import holds_tensors
 from .attribution import Attribution
 from .errors import CaptureError, LRPError
 from .forward import Call, Forward
@@ -60,6 +61,8 @@ def _plain(name: Any, value: Any) -> Any:
             )
         return value.shape, value.dtype, value.get_device()
     try:
+        if holds_tensors(value):
+            raise TypeError
         hash(value)
     except TypeError:
         raise CaptureError(

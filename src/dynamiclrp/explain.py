@@ -127,7 +127,8 @@ def explain(
 ) -> Attribution | list[Attribution]:
     """Run the model and say what its prediction stands on.
 
-    Float tensors among the arguments are explained themselves, integer tensors at the embedding lookups they reach.
+    Float tensors among the arguments are explained themselves, integer tensors at the lookups in tables that they reach; those
+    in lists, dicts and caches under names such as `more.z` and `past[0]`.
     `target`: an int, one int per row, a tuple of indices, a callable on what the model returned, a seed tensor, or None for
     the largest logit. `targets` takes several of them and gives a list, from one forward pass.
     `output`: where the model returns several tensors, which of them: a name, an index, or a function of what it returned;

@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from .arguments import takes
 from .attribution import Attribution
 from .cuda_graph import Captured, copies_of, key_of
 from .errors import LostActivationError, NonFiniteError, OpaqueGraphError, TrainingModeWarning
 from .finite import Numbers
-from .forward import Call, Forward, recording, takes
+from .forward import Call, Forward, recording
 from .graph import Graph
 from .ledger import Ledger, Locator
+from .lookups import Learnt
 from .maps import misfits
 from .ops import OPS
 from .outputs import Output, unwrap
@@ -118,6 +120,7 @@ class Explainer:
         self._record = False  # learnt: this model's constants must be recorded
         self._weights = False  # learnt: and its weights followed
         self._eager = False  # learnt: parts of it are compiled
+        self._lookups = Learnt()  # learnt: where token ids end
 
     def __call__(
         self,
@@ -147,7 +150,9 @@ class Explainer:
             if not sound([seed], found):
                 raise self._not_finite(call, target)
         if book is not None:
-            book.close(seed.relevance, found[: sum(len(source.edges) for source in forward.sources)])
+            inputs = sum(len(source.edges) for source in forward.sources)
+            once = dict(zip(forward.graph.inputs[:inputs], found))  # two inputs may share what was looked up for both
+            book.close(seed.relevance, list(once.values()))
         return forward.attribution(found, target, seed, plan, self.preset, book, noted(plan, seed))
 
     def call(
@@ -173,7 +178,7 @@ class Explainer:
         )
         self._inventory = call.inventory
         call.following.only, call.following.weights = self._read, self._weights
-        call.eager = self._eager
+        call.eager, call.learnt = self._eager, self._lookups
         return call
 
     def each(
@@ -256,7 +261,7 @@ class Explainer:
     def _not_finite(self, call: Call, target: Target) -> NonFiniteError:
         """Run again, watching, to name where it began: in the forward pass, or else in the relevance."""
         with call:
-            with Numbers(self.model, call.floats) as numbers:
+            with Numbers(self.model, call.arguments.floats) as numbers:
                 again, plan = self.forward(call)
             begun = numbers.origin(again.graph)
             if begun is not None:

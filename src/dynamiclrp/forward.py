@@ -6,24 +6,24 @@ is put back, also after an error. It must not know rules or plans beyond handing
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from .arguments import Arguments
 from .attribution import Attribution
-from .capture import capture, gradient_edge, refuse_nested
-from .errors import NoInputError, PresetError, UnsupportedTensorError
-from .graph import Graph, Structure
+from .capture import capture, gradient_edge, plain
+from .errors import NoInputError, PresetError
+from .graph import Graph
 from .ledger import Ledger
-from .lookups import Lookup, Tracker, same_memory, same_values, table_lookups
+from .lookups import Learnt, Lookup, Share, find_lookups
 from .ops import OPS
+from .origins import Origins, address
 from .outputs import Output, Scores, leading, read
 from .parameters import Following, Inventory
 from .plan import Plan
@@ -54,20 +54,12 @@ class Explained:
     name: str
     edges: tuple[GradientEdge, ...]
     values: tuple[Tensor, ...]
-    tokens: torch.Size | None = None  # token ids: sum over the embedding dimension, in the ids' shape
-    origins: tuple[Tensor, ...] = ()  # where the elements of each lookup stand among the ids, if not in the same place
+    shares: tuple[Share, ...] = ()  # of token ids: what each of them takes at each edge
 
     def show(self, relevances: list[Tensor]) -> Tensor:
         """The relevance as the user sees it: of the tensor itself, or one number per token."""
-        if self.tokens is None:
-            return relevances[0] if len(relevances) == 1 else torch.stack(relevances).sum(0)
-        per_token = [relevance.sum(-1) for relevance in relevances]
-        if not self.origins:
-            return torch.stack([relevance.reshape(self.tokens) for relevance in per_token]).sum(0)
-        total = per_token[0].new_zeros(self.tokens.numel() + 1)  # the last one takes what came from nowhere (padding)
-        for relevance, origin in zip(per_token, self.origins):
-            total.index_add_(0, origin.flatten() % len(total), relevance.flatten())
-        return total[:-1].reshape(self.tokens)
+        shown = [share(relevance) for share, relevance in zip(self.shares, relevances)] or relevances
+        return shown[0] if len(shown) == 1 else torch.stack(shown).sum(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,38 +167,12 @@ class Call:
         unknown = [name for name in layers if name not in self.named]
         if unknown:
             raise PresetError(f"layers {unknown}: no such module. Known: {', '.join(list(self.named)[1:9])}, …")
-        self.floats: dict[str, Tensor] = {}
-        self.integers: dict[str, Tensor] = {}
-        names, self.order = _argument_names(model)
-        names = [*names, *(f"argument {i}" for i in range(len(names), len(args)))]
-        self.args = tuple(self._take(name, value) for name, value in zip(names, args))
-        self.kwargs = {name: self._take(name, value) for name, value in kwargs.items()}
-        # one tensor under two names (ids as their own labels) is explained under the name that comes first
-        self.integers = {name: self.integers[name] for name in sorted(self.integers, key=self._rank)}
-        self.following = Following(self.inventory, preset, bool(self.integers))
+        self.arguments = Arguments(model, args, kwargs)
+        self.args, self.kwargs = self.arguments.args, self.arguments.kwargs
+        self.learnt = Learnt()
+        self.following = Following(self.inventory, preset, bool(self.arguments.integers))
         self.copy = False  # learnt: the model writes into its input
         self.eager = False  # learnt: parts of it are compiled, and must run as what they were made from
-        self._matched: dict[str, tuple[tuple[int, ...], tuple[Tensor, ...]]] = {}  # learnt: lookups by argument
-        self._matched_in: Structure | None = None  # and in which graph
-
-    def _rank(self, name: str) -> int:
-        """Where an argument stands in the model's signature."""
-        return self.order.index(name) if name in self.order else len(self.order)
-
-    def _take(self, name: str, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            refuse_nested(value, f"argument {name!r}")
-        if isinstance(value, Tensor) and (value.is_complex() or value.layout != torch.strided):
-            raise UnsupportedTensorError(
-                f"argument {name!r} is {'complex' if value.is_complex() else 'sparse'} ({value.dtype}, {value.layout}): "
-                "expected a dense real tensor; pass torch.view_as_real(x) or x.to_dense()"
-            )
-        if isinstance(value, Tensor) and value.is_floating_point():
-            value = value.clone() if value.is_inference() else value.detach()
-            value = self.floats[name] = value.requires_grad_()
-        elif isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32):
-            self.integers[name] = value
-        return value
 
     def __enter__(self) -> Call:
         self.following.__enter__()
@@ -218,25 +184,30 @@ class Call:
 
     def __exit__(self, *error: object) -> None:
         self._plain.close()
+        if error[0] is None:
+            self.arguments.hand_back()
         self.following.__exit__(*error)
 
     def run(self, record: bool) -> Forward:
         with recording():
-            for freeze, track in ((True, False), (False, False), (False, True)):
-                if track and not self.integers:
-                    break
-                forward = self._ran(record, freeze, track)
+            self.following.tables = self.learnt.tables
+            for freeze in (True, False):
+                forward = self._ran(record, freeze)
                 if forward is not None:
                     return forward
             return self._must(None)
 
-    def _ran(self, record: bool, freeze: bool, track: bool) -> Forward | None:
+    def _ran(self, record: bool, freeze: bool) -> Forward | None:
         while True:
+            follow, tables = self.learnt.follow, len(self.learnt.tables)
             try:
-                return self._run(record, freeze, track)
+                forward = self._run(record, freeze)
             except RuntimeError as error:
                 if not self._learns_from(str(error)):
                     raise
+                continue
+            if (follow or not self.learnt.follow) and len(self.learnt.tables) == tables:
+                return forward
 
     def _learns_from(self, error: str) -> bool:
         """Is there another way to run the model, which avoids the error?"""
@@ -251,37 +222,39 @@ class Call:
 
     def _must(self, forward: Forward | None) -> Forward:
         if forward is None:
-            given = [*self.floats, *self.integers] or ["none"]
+            given = [*self.arguments.floats, *self.arguments.integers] or ["none"]
             raise NoInputError(
                 f"nothing to explain among the tensor arguments ({', '.join(given)}): float tensors are explained "
                 "themselves, integer tensors at the embedding lookups they reach, and none of these reaches the output."
             )
         return forward
 
-    def _forward(self) -> Any:
-        if not self.copy:
-            return self.model(*self.args, **self.kwargs)
-        ours = {id(x) for x in self.floats.values()}
-        copies = {id(x): x.clone() for x in (*self.args, *self.kwargs.values()) if id(x) in ours}
-        args = [copies.get(id(x), x) for x in self.args]
-        return self.model(*args, **{name: copies.get(id(x), x) for name, x in self.kwargs.items()})
-
-    def _run(self, record: bool, freeze: bool, track: bool) -> Forward | None:
+    def _run(self, record: bool, freeze: bool) -> Forward | None:
         watched: dict[str, Explained] = {}
         ranges: list[tuple[int, int, str]] = []
         recorder = Recorder() if record else None
-        tracker = Tracker(self.integers) if track else None
+        args, kwargs = self.arguments.fresh(self.copy)
+        origins = Origins(self.arguments.integers)
+        follow = bool(self.arguments.integers) and self.learnt.follow
         self.following.follow(freeze)
         with self._watch(watched, ranges) if self.layers or self.preset.modules else nullcontext():
             with torch.enable_grad(), primitive_recurrence(self.inventory.modules):
-                with recorder or nullcontext(), tracker or nullcontext():
-                    raw = self._forward()
+                with recorder or nullcontext(), origins if follow else nullcontext():
+                    raw = self.model(*args, **kwargs)
                 scores = read(raw, self.target, self.output)
+                scores = replace(scores, tensor=plain(scores.tensor))
+            if follow and freeze:
+                self._learn_tables(origins)
             if scores.tensor.grad_fn is None:
                 if freeze and not scores.tensor.is_inference():
                     return None
                 graph_of([scores.tensor], [])  # raises the error that names the cause
-            return self._graph(scores, watched, ranges, recorder, tracker)
+            return self._graph(scores, watched, ranges, recorder, origins, follow)
+
+    def _learn_tables(self, origins: Origins) -> None:
+        """Weights of linear maps (tied embeddings), vectors and buffers may be tables too: they are followed then."""
+        held = [*self.inventory.parameters, *self.inventory.buffers()]
+        self.learnt.tables |= {id(x) for x in held if x is not None and address(x) in origins.frozen}
 
     def _graph(
         self,
@@ -289,15 +262,22 @@ class Call:
         watched: dict[str, Explained],
         ranges: list[tuple[int, int, str]],
         recorder: Recorder | None,
-        tracker: Tracker | None,
+        origins: Origins,
+        followed: bool,
     ) -> Forward | None:
         whole = graph_of([scores.tensor], [])
-        edges = [(name, x, gradient_edge(x)) for name, x in self.floats.items()]
+        edges = [(name, plain(x), gradient_edge(x)) for name, x in self.arguments.floats.items()]
         sources = [Explained(name, (edge,), (x,)) for name, x, edge in edges if whole.find(edge.node) is not None]
-        sources += self._lookups(whole, tracker)
+        if self.arguments.integers:
+            ends = [whole.ref(edge)[0] for source in sources for edge in source.edges]
+            lookups = find_lookups(whole, origins, self.arguments.integers, self.learnt, ends, followed)
+            if lookups is None:
+                self.learnt.follow = True
+                return None
+            sources += _by_argument(lookups, whole)
         if not sources:
             return None
-        sources.sort(key=lambda source: self._rank(source.name))
+        sources.sort(key=lambda source: self.arguments.rank(source.name))
         missing = [
             name for name in self.layers if name not in watched or whole.find(watched[name].edges[0].node) is None
         ]
@@ -313,45 +293,8 @@ class Call:
         )
         if recorder is not None:
             graph = graph.changed(calls=recorder.by_node(graph))
-        shapes = ((source.tokens or source.values[0].shape, source.tokens is not None) for source in sources)
+        shapes = ((s.shares[0].shape, True) if s.shares else (s.values[0].shape, False) for s in sources)
         return Forward(scores, graph, tuple(sources), layers, batch_of(scores.tensor, shapes, self.batch_dim))
-
-    def _lookups(self, graph: Graph, tracker: Tracker | None) -> list[Explained]:
-        """Embedding lookups by the integer argument whose values they use."""
-        if not self.integers:
-            return []
-        lookups = list(table_lookups(graph))
-        if not self._matched or self._matched_in is not graph.structure:
-            self._matched, self._matched_in = self._match(lookups, tracker), graph.structure
-        found = {lookup.node: lookup for lookup in lookups}
-        return [
-            Explained(
-                name,
-                tuple(GradientEdge(graph.handles[node], 0) for node in nodes),
-                tuple(found[node].value for node in nodes),
-                self.integers[name].shape,
-                origins,
-            )
-            for name, (nodes, origins) in self._matched.items()
-        ]
-
-    def _match(
-        self, lookups: list[Lookup], tracker: Tracker | None
-    ) -> dict[str, tuple[tuple[int, ...], tuple[Tensor, ...]]]:
-        """For each integer argument: the nodes that look it up, and where their elements stand in it."""
-        matched = {}
-        for name, ids in self.integers.items():
-            taken = [lookup for lookup in lookups if same_memory(lookup.indices, ids)]
-            taken = taken or [lookup for lookup in lookups if same_values(lookup.indices, ids)]
-            origins: tuple[Tensor, ...] = ()
-            if not taken and tracker is not None:
-                entries = [(lookup, tracker.made_from(lookup.indices)) for lookup in lookups]
-                made = [(lookup, entry[1]) for lookup, entry in entries if entry is not None and entry[0] == name]
-                taken, origins = [lookup for lookup, _ in made], tuple(origin for _, origin in made)
-            if taken:
-                lookups = [lookup for lookup in lookups if lookup not in taken]
-                matched[name] = tuple(lookup.node for lookup in taken), origins
-        return matched
 
     @contextmanager
     def _watch(self, watched: dict[str, Explained], ranges: list[tuple[int, int, str]]) -> Iterator[None]:
@@ -369,6 +312,20 @@ class Call:
                 handle.remove()
 
 
+def _by_argument(lookups: Sequence[Lookup], graph: Graph) -> list[Explained]:
+    names = dict.fromkeys(lookup.name for lookup in lookups)
+    each = [(name, [lookup for lookup in lookups if lookup.name == name]) for name in names]
+    return [
+        Explained(
+            name,
+            tuple(GradientEdge(graph.handles[lookup.node], 0) for lookup in own),
+            tuple(lookup.value for lookup in own),
+            tuple(lookup.share for lookup in own),
+        )
+        for name, own in each
+    ]
+
+
 def _stance() -> Any:
     """Let compiled functions run as the plain ones they were made from. At every call it would cost more than it is worth."""
     return torch.compiler.set_stance("force_eager")
@@ -379,7 +336,7 @@ def _keep_output(name: str, watched: dict[str, Explained]) -> Callable[..., None
         tensor = leading(output)
         if tensor.requires_grad:
             # a copy, since a later in-place operation may overwrite it
-            watched[name] = Explained(name, (gradient_edge(tensor),), (tensor.detach().clone(),))
+            watched[name] = Explained(name, (gradient_edge(tensor),), (plain(tensor.detach().clone()),))
 
     return hook
 
@@ -404,24 +361,3 @@ def _labels(graph: Graph, ranges: list[tuple[int, int, str]]) -> tuple[str, ...]
         for number in range(start, end):
             owner.setdefault(number, name)
     return tuple(owner.get(sequence_number(handle), "") for handle in graph.handles)
-
-
-def _argument_names(model: nn.Module) -> tuple[list[str], list[str]]:
-    """The arguments that a model takes by position, and all of them in order."""
-    function = getattr(model.forward, "__func__", model.forward)
-    try:
-        if function not in _names:
-            parameters = inspect.signature(model.forward).parameters.values()
-            positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-            _names[function] = positional, [p.name for p in parameters]
-        return _names[function]
-    except (TypeError, ValueError):
-        return [], []
-
-
-def takes(model: nn.Module, name: str) -> bool:
-    """Has the model an argument of this name?"""
-    return name in _argument_names(model)[1]
-
-
-_names: WeakKeyDictionary[Any, tuple[list[str], list[str]]] = WeakKeyDictionary()  # a memo: signatures are slow

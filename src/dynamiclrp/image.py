@@ -18,6 +18,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from .arguments import argument_names
 from .attribution import Attribution
 from .comparison import Comparison, explain_each
 from .geometry import seen_part
@@ -149,7 +150,7 @@ def prepare(model: nn.Module, image: Source, processor: Any = None) -> Prepared:
 
 def image_argument(model: nn.Module) -> str:
     """The name of the argument that takes pixels."""
-    names = accepted(model)
+    names = accepted(model) or argument_names(model)[0]  # one that takes any names its own first
     return "pixel_values" if "pixel_values" in names else names[0] if names else "pixel_values"
 
 

@@ -43,6 +43,10 @@ class Inventory:
         same = before is not None and _same(before.modules, self.modules) and _same(before.parameters, self.parameters)
         self._chosen: dict[tuple[bool, bool, bool], frozenset[int]] = before._chosen if before and same else {}
 
+    def buffers(self) -> list[Tensor]:
+        """The modules' tensors that are no parameters."""
+        return [buffer for module in self.modules for buffer in module._buffers.values() if buffer is not None]
+
     def choose(self, every: bool, biases: bool, integers: bool) -> frozenset[int]:
         """The parameters, by id, that are to be followed: `every` one that is no weight of a linear map, `biases`, and tables that
         `integers` may be looked up in."""
@@ -79,8 +83,9 @@ class Following:
         self.inventory, self.preset, self.integers = inventory, preset, integers
         self.only: frozenset[int] | None = None  # parameters that are known to be the only ones needed
         self.weights = False  # follow weights too: then autograd keeps what they are multiplied with
+        self.tables: set[int] = set()  # others, by id, that integers are looked up in
         self._freeze: bool | None = None  # the last choice, for those who enter again
-        self._before: dict[int, tuple[nn.Parameter, bool]] = {}
+        self._before: dict[int, tuple[Tensor, bool]] = {}
         self._statistics: list[tuple[Tensor, Tensor]] = []
 
     def __enter__(self) -> Following:
@@ -108,7 +113,8 @@ class Following:
         """Follow what rules and token ids need, or (without `freeze`) every parameter."""
         self._freeze = freeze
         wanted = self._wanted() if freeze and not self.weights else None
-        for parameter in self.inventory.parameters:
+        buffers = [b for b in self.inventory.buffers() if id(b) in self.tables] if self.tables else []
+        for parameter in [*self.inventory.parameters, *buffers]:
             if parameter is None:
                 continue
             flag = wanted is None or id(parameter) in wanted
@@ -119,6 +125,9 @@ class Following:
     def _wanted(self) -> frozenset[int]:
         """Weights of linear maps are never needed. All else is, where a rule computes with parameters; biases, where values
         may have to be rebuilt from them; tables of embeddings, where token ids are explained."""
+        return self._needed() | self.tables
+
+    def _needed(self) -> frozenset[int]:
         if self.only is not None:
             return self.only | self.inventory.choose(False, False, True) if self.integers else self.only
         return self.inventory.choose(self.preset.needs_parameters, True, self.integers)

@@ -30,14 +30,49 @@ def _gathered(n: Any, x: Tensor) -> Tensor:
     return x.gather(n.dim, n.indices)
 
 
+_MAX = 2  # of EmbeddingBag's modes: sum, mean, max
+
+
+def _bagged(n: Any, w: Tensor, weights: Tensor | None = None) -> Tensor:
+    last, padding = len(n.offsets) != n.shape[0], n.padding_idx if n.padding_idx >= 0 else None
+    return torch.embedding_bag(w, n.indices, n.offsets, False, n.mode, False, n.per_sample_weights, last, padding)[0]
+
+
+def _in_bags(n: Any, w: Tensor) -> tuple[Tensor, Tensor]:
+    """What each index adds to its bag, and which bag that is. Of the largest of each column: where it stands."""
+    places = torch.arange(len(n.indices), device=w.device)
+    bag = torch.searchsorted(n.offsets, places.to(n.offsets.dtype), right=True) - 1
+    counts = (n.indices != n.padding_idx).to(w.dtype)
+    if n.mode == _MAX:
+        holds = (n.result3[bag] == n.indices[:, None]) * counts[:, None]  # equal ids share
+        return F.embedding(n.indices, w) * holds / _summed(n, holds, bag)[bag].clamp_min(1), bag
+    size = counts.new_zeros(n.shape[0]).index_add_(0, bag, counts) if n.mode else counts.new_ones(n.shape[0])
+    factor = counts / size[bag].clamp_min(1)
+    factor = factor if n.per_sample_weights is None else factor * n.per_sample_weights
+    return F.embedding(n.indices, w) * factor[:, None], bag
+
+
+def _summed(n: Any, parts: Tensor, bag: Tensor) -> Tensor:
+    return parts.new_zeros(n.shape).index_add_(0, bag, parts)
+
+
+def _shares_of_bags(n: Any, w: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    parts, bag = _in_bags(n, w)
+    sums = sums[bag]
+    return torch.where(sums == 0, 0, parts / torch.where(sums == 0, 1, sums)), bag
+
+
 # By index.
 row("IndexBackward0", M, forward=_index, lookup="indices")
 row("UnsafeIndexBackward0", M, forward=_index)
 row("UnsafeMaskedIndexBackward0", M, fills=True)
 row("IndexSelectBackward0", M, forward=lambda n, x: x.index_select(n.dim, n.index), lookup="index")
-row("GatherBackward0", M, forward=lambda n, x: x.gather(n.dim, n.index))
+row("GatherBackward0", M, forward=lambda n, x: x.gather(n.dim, n.index), lookup="index")
 row("TakeBackward0", M, saved=KEEPS_INPUT, forward=lambda n, x: x.take(n.index))
 row("EmbeddingBackward0", M, forward=lambda n, w: F.embedding(n.indices, w), lookup="indices", fills=True)  # padding
+row("EmbeddingBagBackward0", Kind.TRANSFORM, carriers=(0,), signature=lambda n: (n.per_sample_weights is not None,),
+    absent=lambda signature: () if signature[0] else (1,), lookup="indices", bags=_shares_of_bags,
+    forward=_bagged)  # fmt: skip
 row("MaskedSelectBackward0", M, forward=lambda n, x: x.masked_select(n.mask))
 row("WhereBackward0", M, forward=lambda n, a, b: torch.where(n.condition, a, b))
 

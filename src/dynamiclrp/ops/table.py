@@ -95,6 +95,8 @@ class Op:
     carriers: tuple[int, ...] | None = None  # transforms: operands whose values go through; the others only steer them
     fills: bool = False  # its output may hold more than its operands gave: constants that leave no edge
     lookup: str | None = None  # the attribute that holds integer indices into operand 0
+    # lookups that add rows up: (saved, table, output) → each index's part of its sum, and which sum that is
+    bags: Callable[..., tuple[Tensor, Tensor]] | None = None
     signature: Callable[[Any], tuple[Any, ...]] | None = None  # saved → what decides the plan beyond the graph
     absent: Callable[[tuple[Any, ...]], tuple[int, ...]] = lambda signature: ()  # optional operands left out
     kind_for: Callable[[tuple[Any, ...]], Kind] | None = None  # signature → kind, where a parameter decides it

@@ -60,9 +60,7 @@ row("CudnnAffineGridGeneratorBackward0", T)
 row("LerpBackward1", T, carriers=(0, 1), saved={0: ("self", 2), 1: ("end", 2), 2: ("weight", None)},
     forward=lambda n, a, b, weight: torch.lerp(a, b, weight))  # fmt: skip
 
-# Bags and reductions by index: sums, means, selections or products, as their mode says.
-row("EmbeddingBagBackward0", T, carriers=(0,), signature=lambda n: (n.per_sample_weights is not None,),
-    absent=lambda signature: () if signature[0] else (1,))  # fmt: skip
+# Reductions by index: sums, means, selections or products, as their mode says.
 row("SegmentReduceBackward0", T, fills=True, saved={0: ("data", None)}, result="result")
 row("ScatterReduceBackward0", T, fills=True, saved={0: ("self", None), 1: ("src", None)}, result="result")
 row("IndexReduceBackward0", T, fills=True, saved={0: ("self", None), 1: ("source", None)}, result="result")
