@@ -71,7 +71,7 @@ def _place_in_model(error: BaseException) -> str | None:
     ours, torchs = (str(Path(module.__file__ or "").parent) for module in (dynamiclrp, torch))
     frames = traceback.extract_tb(error.__traceback__)
     last = max((i for i, f in enumerate(frames) if f.filename.startswith(ours)), default=-1)
-    if last < 0 or (Path(frames[last].filename).name, frames[last].name) != ("forward.py", "_forward"):
+    if last < 0 or (Path(frames[last].filename).name, frames[last].name) != ("forward.py", "_run"):
         return None
     inside = [f for f in frames[last:] if not f.filename.startswith(torchs)]
     return f"{Path(inside[-1].filename).name}:{inside[-1].lineno}"
