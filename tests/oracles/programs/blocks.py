@@ -106,6 +106,14 @@ LINEAR = Block(
     marked={name: _MAP for name in _KNOWN_MAPS} | {f"{name}, then bias": _MOVED for name in BETWEEN} | {"bias in place": _set({"in_place"})},
 )  # fmt: skip
 
+# A layer whose rectifier tells spellings apart: relevance arrives where the output is positive.
+LAYER = Block(
+    a_map,
+    {name: (lambda w, h, f=_MAPS[name]: f(w, h).relu()) for name in ("linear", *_KNOWN_MAPS)},
+    lambda tape, w, h: tape.act(tape.linear(h, w["w"], w["b"]), torch.relu),
+    marked={name: _MAP for name in _KNOWN_MAPS},
+)
+
 FREE = Block(
     a_map,
     {
@@ -363,7 +371,7 @@ LARGEST = Block(
         "amax": lambda w, h: h + h.amax(-1, keepdim=True),
     },
     _mean_largest,
-    marks=_set({"broadcasting", "selection"}),
+    marks=_set({"broadcasting", "selection", "chosen_by_value"}),
     marked={"gather": _UNUSED},
 )
 
@@ -709,7 +717,9 @@ def routing_weights(g: torch.Generator) -> Weights:
     return a_map(g, EXPERTS) | {f"e{n}": t for n, t in a_map(g, EXPERTS * SIZE).items()}
 
 
-def _route(found: Callable[[Tensor], Any], pick: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Weights, Tensor], Tensor]:
+def _route(
+    found: Callable[[Tensor], Any], pick: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[Weights, Tensor], Tensor]:
     def run(w: Weights, h: Tensor) -> Tensor:
         value, index = found(F.linear(h, w["w"], w["b"]).softmax(-1))
         experts = F.linear(h, w["ew"], w["eb"]).unflatten(-1, (EXPERTS, SIZE))
@@ -740,7 +750,7 @@ ROUTING = Block(
         "take_along_dim": _route(lambda p: p.topk(1, -1), lambda e, i: torch.take_along_dim(e, i[..., None], 2)),
     },
     _mean_routing,
-    marks=_set({"top_k_routing", "selection"}),
+    marks=_set({"top_k_routing", "selection", "chosen_by_value"}),
 )
 
 MASKED = Block(
@@ -800,7 +810,7 @@ SPECTRUM = Block(
 )  # fmt: skip
 
 BLOCKS: dict[str, Block] = {
-    "linear": LINEAR, "free": FREE, "linear norm": LINEAR_NORM, "shared": SHARED, "residual": RESIDUAL, "difference": DIFFERENCE,
+    "linear": LINEAR, "layer": LAYER, "free": FREE, "linear norm": LINEAR_NORM, "shared": SHARED, "residual": RESIDUAL, "difference": DIFFERENCE,
     "context": CONTEXT, "centred": CENTRED, "constant": CONSTANT, "buffer": BUFFER, "slice added": SLICE_ADDED,
     "slice copied": SLICE_COPIED, "unused": UNUSED, "twice": TWICE, "largest": LARGEST, "gate": GATE, "squeeze": SQUEEZE,
     "swiglu": SWIGLU, "product": PRODUCT, "quotient": QUOTIENT, "scale": SCALE, "relu": RELU, "gelu": SMOOTH, "silu": SILU,

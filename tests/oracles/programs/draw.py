@@ -5,6 +5,7 @@ In: nothing. Out: `programs()`. To exclude a shape from the test suite until its
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -47,6 +48,18 @@ KNOWN: dict[str, str] = {
     "exp_over_sum": "new: exp over sum under dynamic is neither softmax's rule nor its primitives'",
     "attention_exp_over_sum": "new: attention weights written as exp over sum get 0.5 under default, not 0.4",
 }
+
+# The same for what hangs on values, not on shapes: (check, start of the preset's name, pattern in the failure's text) → what is wrong
+KNOWN_FAILURES: dict[tuple[str, str, str], str] = {
+    ("ledger", "dynamic", r"^(Add|Sub|Rsub) under AbsoluteShare.* rounding$"): (
+        "new: a literal is added to what is exactly 0: what then reaches nobody is called rounding"
+    ),
+    ("half", "epsilon-alpha2-beta1", "off by"): "new: alpha-beta in half types: z - |x||W| cancels, and is divided by",
+}
+
+
+def is_known(check: str, preset: str, text: str) -> bool:
+    return any(check == c and preset.startswith(p) and re.search(pattern, text) for c, p, pattern in KNOWN_FAILURES)
 
 
 def _free(made: Any) -> list[str]:

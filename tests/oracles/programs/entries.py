@@ -159,7 +159,7 @@ DEEP = Entry(
         "adaptive": _deep(lambda y: F.adaptive_max_pool2d(y, 2)),
     },
     _mean_deep,
-    marks=_set({"convolution", "residual", "selection"}),
+    marks=_set({"convolution", "residual", "selection", "chosen_by_value"}),
 )  # fmt: skip
 
 
@@ -198,11 +198,8 @@ RECTIFIED = Entry(
 
 def ids(*names: str) -> Callable[[torch.Generator, int], Inputs]:
     def make(g: torch.Generator, rows: int) -> Inputs:
-        made = {}
-        for name in names:
-            made[name] = torch.randint(0, WORDS, (rows, TIME), generator=g)
-            made[name][:, 0] = WORDS - 1  # never those of the positions
-        return made
+        # no two alike in a row: neither positions nor the same backwards
+        return {name: 1 + torch.rand(rows, WORDS - 1, generator=g).argsort(1)[:, :TIME] for name in names}
 
     return make
 
@@ -287,8 +284,16 @@ SHIFTED = _changed(
     "ids_shifted", lambda t: (t + 1) % WORDS,
     plus=lambda t: (t + 1) % WORDS, where=lambda t: torch.where(t == WORDS - 1, 0, t + 1), minus=lambda t: (t - (-1)).remainder(WORDS),
 )  # fmt: skip
-CLIPPED = _changed("ids_clipped", lambda t: t.clamp(2, 7), clamp=lambda t: t.clamp(2, 7), minmax=lambda t: t.clamp(min=2).clamp(max=7))
-FLIPPED = _moved("ids_flipped", lambda t: t.flip(1), {"index": "ids_indexed"}, flip=lambda t: t.flip(1), index=lambda t: t[:, [3, 2, 1, 0]])
+CLIPPED = _changed(
+    "ids_clipped", lambda t: t.clamp(2, 7), clamp=lambda t: t.clamp(2, 7), minmax=lambda t: t.clamp(min=2).clamp(max=7)
+)
+FLIPPED = _moved(
+    "ids_flipped",
+    lambda t: t.flip(1),
+    {"index": "ids_indexed"},
+    flip=lambda t: t.flip(1),
+    index=lambda t: t[:, [3, 2, 1, 0]],
+)
 TRANSPOSED = Entry(
     ids("ids"), tables(),
     {
@@ -305,11 +310,22 @@ JOINED = _moved(
 )  # fmt: skip
 CUT = _moved("ids_joined", lambda t: t[:, 1:], slice=lambda t: t[:, 1:], narrow=lambda t: t.narrow(1, 1, TIME - 1))
 
+
+def _bags(i: Tensor) -> Tensor:
+    return i.unflatten(1, (2, TIME // 2))
+
+
 BAG = Entry(
     ids("ids"), tables(),
-    {"sum": lambda w, i: F.embedding(i["ids"], w["table0"]).sum(1, keepdim=True), "bag": lambda w, i: F.embedding_bag(i["ids"], w["table0"], mode="sum")[:, None]},
-    lambda tape, w, i: tape.reduce(looked(tape, w["table0"], i["ids"]), 1, mean=False, keepdim=True),
-    marked={"bag": _set({"ids_in_bags"}), "sum": _set({"ids_direct"})},
+    {
+        "sum": lambda w, i: F.embedding(_bags(i["ids"]), w["table0"]).sum(2),
+        "bag": lambda w, i: F.embedding_bag(_bags(i["ids"]).flatten(0, 1), w["table0"], mode="sum").unflatten(0, (-1, 2)),
+        "offsets": lambda w, i: F.embedding_bag(
+            i["ids"].flatten(), w["table0"], torch.arange(0, i["ids"].numel(), TIME // 2), mode="sum"
+        ).unflatten(0, (-1, 2)),
+    },
+    lambda tape, w, i: tape.reduce(tape.move(looked(tape, w["table0"], i["ids"]), lambda t: t.unflatten(1, (2, TIME // 2))), 2, mean=False),
+    marked={"bag": _set({"ids_in_bags"}), "offsets": _set({"ids_in_bags"}), "sum": _set({"ids_direct"})},
 )  # fmt: skip
 
 

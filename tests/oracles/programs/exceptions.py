@@ -32,4 +32,7 @@ def allowance(program: Program, preset: str) -> float:
     """How far off: 0, or the most that one of its parts is excepted for."""
     rows = EXCEPTIONS.items()
     names = {(part.name, part.spelling) for part in program.parts}
-    return max((far for (name, spelling, presets), (far, _) in rows if (name, spelling) in names and preset in presets), default=0.0)
+    return max(
+        (far for (name, spelling, presets), (far, _) in rows if (name, spelling) in names and preset in presets),
+        default=0.0,
+    )

@@ -60,7 +60,10 @@ class Program:
 
     def plain(self) -> Program:
         """The same function in the first spelling of every part, all weights trained."""
-        parts = [replace(part, spelling=next(iter(kind(part, n).spellings)), frozen=False) for n, part in enumerate(self.parts)]
+        parts = [
+            replace(part, spelling=next(iter(kind(part, n).spellings)), frozen=False)
+            for n, part in enumerate(self.parts)
+        ]
         return replace(self, entry=parts[0], blocks=tuple(parts[1:]))
 
     def weights(self) -> list[Weights]:
@@ -125,7 +128,10 @@ def meaning(program: Program, preset: str, dtype: torch.dtype = torch.float64, n
         inputs = {key: _nudged(value, nudge) for key, value in inputs.items()}
     weights = [{key: value.to(dtype) for key, value in w.items()} for w in weights]
     if preset == "gradient":
-        inputs = {key: value.to(dtype).requires_grad_() if value.is_floating_point() else value for key, value in inputs.items()}
+        inputs = {
+            key: value.to(dtype).requires_grad_() if value.is_floating_point() else value
+            for key, value in inputs.items()
+        }
         weights = [{key: value.requires_grad_(key.startswith("table")) for key, value in w.items()} for w in weights]
     h = ENTRIES[program.entry.name].mean(tape, weights[0], inputs)
     for n, part in enumerate(program.blocks, 1):

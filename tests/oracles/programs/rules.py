@@ -59,7 +59,14 @@ PRESETS = {
     "epsilon-alpha2-beta1": _ALPHA,
     "epsilon-alpha2-beta1-flat": replace(_ALPHA, first=("flat", 1e-6)),
 }  # fmt: skip
-EXACT = ("attnlrp", "cp-lrp", "default", "gamma", "epsilon", "gradient")  # sums of these have no stabiliser and no signs
+EXACT = (
+    "attnlrp",
+    "cp-lrp",
+    "default",
+    "gamma",
+    "epsilon",
+    "gradient",
+)  # sums of these have no stabiliser and no signs
 
 
 # ---------------------------------------------------------------- small pieces

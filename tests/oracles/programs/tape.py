@@ -92,7 +92,9 @@ class Tape:
         out = (len(x.value), *made.shape[1:])
         return self._map(x, x.value.flatten(1), made.flatten(1), connected.flatten(1), b, norm, out, conv=True)
 
-    def _map(self, x: Node, rows: Tensor, matrix: Tensor, connected: Tensor, b: Any, norm: Any, shape: Any, conv: bool) -> Node:
+    def _map(
+        self, x: Node, rows: Tensor, matrix: Tensor, connected: Tensor, b: Any, norm: Any, shape: Any, conv: bool
+    ) -> Node:
         matrix, connected = matrix.to(self.dtype), connected.to(self.dtype)
         bias = torch.zeros(matrix.shape[1], dtype=self.dtype) if b is None else b.to(self.dtype)
         norm = None if norm is None else tuple(t.to(self.dtype) for t in norm)
@@ -147,7 +149,12 @@ class Tape:
         return self._add("scale", x.value * torch.as_tensor(factor, dtype=self.dtype), x)
 
     def times(self, a: Node, b: Node, gate: int | None = None, softmax: bool = False, quotient: bool = False) -> Node:
-        """a·b elementwise; `gate`: which of them is a gate (made by a softmax?); `quotient`: b is 1/d of a division."""
+        """a·b elementwise; `gate`: which of them is a gate (made by a softmax?); `quotient`: b is 1/d of a division.
+
+        Where the other one is a sigmoid too, moved or scaled at most, neither is the signal.
+        """
+        if gate is not None and _is_gate((a, b)[1 - gate]):
+            gate, softmax = None, False
         return self._add("times", a.value * b.value, a, b, gate=gate, softmax=softmax, quotient=quotient)
 
     def matmul(self, a: Node, b: Node, weighs: bool = False) -> Node:
@@ -184,6 +191,13 @@ class Tape:
         return self._add("batch_norm", x.value * scale + shift, x, scaled=x.value * scale, shift=shift)
 
 
+def _is_gate(node: Node) -> bool:
+    """Is it made by a sigmoid?"""
+    while node.kind in ("move", "scale") or (node.kind == "times" and node.data["quotient"]):
+        node = node.parents[0]
+    return node.kind == "function" and node.data["zero"] == 0.5
+
+
 # ---------------------------------------------------------------- relevance
 
 
@@ -192,7 +206,10 @@ def relevance(tape: Tape, output: Node, seed: Tensor, preset: str) -> dict[str, 
     if preset == "gradient":
         return gradient_times_input(tape, output, seed)
     arrived = pass_down(tape, output, seed, PRESETS[preset])
-    return {name: _gather(places, [arrived.get(node, torch.zeros_like(node.value)) for node, _, _ in places]) for name, places in tape.leaves.items()}
+    return {
+        name: _gather(places, [arrived.get(node, torch.zeros_like(node.value)) for node, _, _ in places])
+        for name, places in tape.leaves.items()
+    }
 
 
 def _gather(places: list, found: list[Tensor]) -> Tensor:
@@ -221,7 +238,9 @@ def pass_down(tape: Tape, output: Node, seed: Tensor, rules: Rules) -> dict[Node
     for node in reversed(tape.nodes):
         if node not in arrived or not node.parents:
             continue
-        for parent, r in zip(node.parents, _BACK[node.kind](node, arrived[node], rules, node in firsts, depths.get(node, 0.0))):
+        for parent, r in zip(
+            node.parents, _BACK[node.kind](node, arrived[node], rules, node in firsts, depths.get(node, 0.0))
+        ):
             if parent.live and r is not None:
                 r = formula.reduce_to(r, parent.value.shape).to(tape.dtype)
                 if parent not in at_zeros:  # what is 0 carries none
@@ -238,7 +257,9 @@ def zeros_with_relevance(tape: Tape, rules: Rules, firsts: set[Node]) -> set[Nod
         gives = kind == "map" and node in firsts and bool(rules.first or (rules.first_conv and node.data["conv"]))
         gives |= kind == "pool" and rules.pools[0] == "uniform"
         passes = kind in ("move", "join", "act", "scale") or (kind == "times" and rules.products == "absolute")
-        passes |= (kind == "batch_norm" and rules.batch_norms == "identity") or (kind == "norm" and rules.norms == "identity")
+        passes |= (kind == "batch_norm" and rules.batch_norms == "identity") or (
+            kind == "norm" and rules.norms == "identity"
+        )
         if gives or (passes and node in found):
             found.update(node.parents)
     return found
@@ -275,7 +296,9 @@ def _back_map(node: Node, r: Tensor, rules: Rules, first: bool, depth: float) ->
     rows, matrix, bias, norm = d["rows"], d["matrix"], d["bias"], d["norm"]
     r = r.reshape(len(rows), -1)
     rule = rules.conv if d["conv"] else rules.biased if rules.biased and d["biased"] else rules.linear
-    rule = rules.first_conv if first and d["conv"] and rules.first_conv else rules.first if first and rules.first else rule
+    rule = (
+        rules.first_conv if first and d["conv"] and rules.first_conv else rules.first if first and rules.first else rule
+    )
     if norm is not None:
         if rules.folds and rule[0] != "zero":
             matrix, bias = matrix * norm[0], bias * norm[0] + norm[1]
