@@ -25,8 +25,8 @@ from vgg16_imagenette import LOCAL
 import dynamiclrp as dlrp
 import methods as m
 from dynamiclrp import evaluate as ev
-from dynamiclrp.rules import AbsoluteShare, Box, Flat, Gamma, Gradient, WSquare
 from dynamiclrp.kernel import sgn
+from dynamiclrp.rules import AbsoluteShare, Box, Flat, Gamma, Gradient, WSquare
 from dynamiclrp.rules.base import OUT, stabilise
 from dynamiclrp.rules.linear import LinearRule
 

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dynamiclrp.presets import PRESETS
-
 from oracles.programs.check import Discarded, check, shrink
 from oracles.programs.draw import KNOWN, SHAPES, is_known, programs
 from oracles.programs.exceptions import EXCEPTIONS

@@ -103,7 +103,7 @@ _KNOWN_MAPS = ("left, bias there", "einsum", "einsum, weight first", "left", "bi
 
 LINEAR = Block(
     a_map, _MAPS, lambda tape, w, h: tape.linear(h, w["w"], w["b"]),
-    marked={name: _MAP for name in _KNOWN_MAPS} | {f"{name}, then bias": _MOVED for name in BETWEEN} | {"bias in place": _set({"in_place"})},
+    marked=dict.fromkeys(_KNOWN_MAPS, _MAP) | {f"{name}, then bias": _MOVED for name in BETWEEN} | {"bias in place": _set({"in_place"})},
 )  # fmt: skip
 
 # A layer whose rectifier tells spellings apart: relevance arrives where the output is positive.
@@ -111,7 +111,7 @@ LAYER = Block(
     a_map,
     {name: (lambda w, h, f=_MAPS[name]: f(w, h).relu()) for name in ("linear", *_KNOWN_MAPS)},
     lambda tape, w, h: tape.act(tape.linear(h, w["w"], w["b"]), torch.relu),
-    marked={name: _MAP for name in _KNOWN_MAPS},
+    marked=dict.fromkeys(_KNOWN_MAPS, _MAP),
 )
 
 FREE = Block(
@@ -140,7 +140,7 @@ LINEAR_NORM = Block(
     {"direct": _rows(lambda y: y)} | {name: _rows(f) for name, f in BETWEEN.items()},
     lambda tape, w, h: tape.act(tape.linear(h, w["w"], w["b"], folded(w)), torch.relu),
     marks=_set({"map_and_norm"}),
-    marked={name: _MOVED for name in BETWEEN},
+    marked=dict.fromkeys(BETWEEN, _MOVED),
 )
 
 SHARED = Block(
@@ -327,7 +327,7 @@ UNUSED = Block(
     },
     lambda tape, w, h: tape.add(h, tape.linear(tape.move(h, lambda t: t[..., 2:]), w["w"], w["b"])),
     marks=_set({"residual"}),
-    marked={name: _UNUSED for name in ("split", "split sizes", "chunk", "unbind", "tensor_split")},
+    marked=dict.fromkeys(("split", "split sizes", "chunk", "unbind", "tensor_split"), _UNUSED),
 )
 
 
@@ -704,7 +704,7 @@ ATTENTION = Block(
     },
     _mean_attention,
     marked={"sdpa": _set({"attention_fused"}), "packed sdpa": _set({"attention_fused"})}
-    | {name: _BY_HAND for name in ("softmax", "scaled before", "einsum")}
+    | dict.fromkeys(("softmax", "scaled before", "einsum"), _BY_HAND)
     | {"exp over sum": _BY_HAND | _set({"attention_exp_over_sum"})},
 )
 

@@ -153,7 +153,7 @@ def _itself(
     """What the engine says of itself must agree with itself."""
     if "again" in checks:
         again = explain(program, preset, made=made, target=targets).relevances
-        if not off(again, found) == 0:
+        if off(again, found) != 0:
             yield Failure("again", preset, f"a second call is off by {off(again, found):.3g}")
     if "ledger" in checks or "values" in checks:
         yield from _check_ledger(program, preset, targets, found, made)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .blocks import BLOCKS, SIZE, Weights, a_map
+from .blocks import BLOCKS, Weights, a_map
 from .entries import ENDS, ENTRIES
 from .tape import Node, Tape
 
