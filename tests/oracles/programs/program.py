@@ -122,6 +122,7 @@ class Model(nn.Module):
 def meaning(program: Program, preset: str, dtype: torch.dtype = torch.float64, nudge: float = 0.0) -> tuple[Tape, Node]:
     """The program on a tape: its spelling matters only where the preset sees primitives (`dynamic`)."""
     tape = Tape(dtype, primitives=preset == "dynamic")
+    tape.noise = nudge
     weights, inputs = program.weights(), program.inputs()
     if nudge:
         weights = [{key: _nudged(value, nudge) for key, value in w.items()} for w in weights]

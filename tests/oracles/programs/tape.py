@@ -41,6 +41,9 @@ class Tape:
 
     def __init__(self, dtype: torch.dtype = torch.float64, primitives: bool = False) -> None:
         self.dtype, self.primitives, self.written = dtype, primitives, False
+        self.noise = (
+            0.0  # rounding of a Fourier transform, to see whether relevance hangs on it: it makes zeros nearly zero
+        )
         self.nodes: list[Node] = []
         self.leaves: dict[str, list[tuple[Node, Tensor | None, torch.Size]]] = {}
 
@@ -140,7 +143,13 @@ class Tape:
         """A fixed linear map of each row, LRP-0 under every preset."""
         n = x.value[0].numel()
         matrix = transform(torch.eye(n, dtype=torch.float64).reshape(n, *x.value.shape[1:])).flatten(1).to(self.dtype)
-        return self._add("transform", transform(x.value), x, matrix=matrix)
+        value = transform(x.value)
+        if self.noise:
+            matrix = matrix + self.noise * torch.randn(
+                matrix.shape, generator=torch.Generator().manual_seed(6), dtype=self.dtype
+            )
+            value = (x.value.flatten(1) @ matrix).reshape(value.shape)
+        return self._add("transform", value, x, matrix=matrix)
 
     # ------------------------------------------------------------ products
 
