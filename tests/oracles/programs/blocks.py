@@ -708,6 +708,23 @@ ATTENTION = Block(
     | {"exp over sum": _BY_HAND | _set({"attention_exp_over_sum"})},
 )
 
+
+def _mean_bare(tape: Tape, w: Weights, h: Node) -> Node:
+    scores = tape.scale(tape.matmul(h, tape.move(h, lambda t: t.mT)), 0.5)
+    return tape.matmul(tape.softmax(scores, -1, weighs=True), h, weighs=True)
+
+
+# Without maps of its own: products of two live matrices may be the first products above an input.
+BARE = Block(
+    lambda g: {},
+    {
+        "sdpa": lambda w, h: F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[:, 0],
+        "softmax": lambda w, h: (h @ h.mT / 2).softmax(-1) @ h,
+    },
+    _mean_bare,
+    marked={"sdpa": _set({"attention_fused"}), "softmax": _set({"attention_by_hand", "attention_of_inputs"})},
+)
+
 # ---------------------------------------------------------------- routing, selections, transforms
 
 EXPERTS = 3
@@ -815,6 +832,6 @@ BLOCKS: dict[str, Block] = {
     "slice copied": SLICE_COPIED, "unused": UNUSED, "twice": TWICE, "largest": LARGEST, "gate": GATE, "squeeze": SQUEEZE,
     "swiglu": SWIGLU, "product": PRODUCT, "quotient": QUOTIENT, "scale": SCALE, "relu": RELU, "gelu": SMOOTH, "silu": SILU,
     "tanh": TANH, "sigmoid": SIGMOID, "softplus": SOFTPLUS, "softmax": SOFTMAX, "layer norm": LAYER_NORM, "rms norm": RMS_NORM,
-    "batch norm": BATCH_NORM, "attention": ATTENTION, "routing": ROUTING, "masked": MASKED, "mask": MASK, "chosen": CHOSEN, "moved": MOVED, "scan": SCAN,
+    "batch norm": BATCH_NORM, "attention": ATTENTION, "bare attention": BARE, "routing": ROUTING, "masked": MASKED, "mask": MASK, "chosen": CHOSEN, "moved": MOVED, "scan": SCAN,
     "spectrum": SPECTRUM,
 }  # fmt: skip

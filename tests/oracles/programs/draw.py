@@ -46,6 +46,7 @@ KNOWN: dict[str, str] = {
     "written_gate": "new: g * g.sigmoid() as a gate is not seen as one under cp-lrp",
     "inverse": "new: x * d**-1 gives the divisor half, x / d nothing",
     "exp_over_sum": "new: exp over sum under dynamic is neither softmax's rule nor its primitives'",
+    "attention_of_inputs": "new: a product of two live matrices counts as a first layer under the flat presets, fused attention does not",
     "attention_exp_over_sum": "new: attention weights written as exp over sum get 0.5 under default, not 0.4",
 }
 

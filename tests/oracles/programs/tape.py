@@ -275,14 +275,14 @@ def zeros_with_relevance(tape: Tape, rules: Rules, firsts: set[Node]) -> set[Nod
 
 
 def first_maps(tape: Tape) -> set[Node]:
-    """Linear maps with no other linear map between them and an input."""
+    """Linear maps with no other linear map between them and an input; a product of two live matrices is none (RULES.md)."""
     above: set[Node] = set()
     first = set()
     for node in tape.nodes:
         below = any(parent in above for parent in node.parents)
         if node.kind == "map" and node.live and not below:
             first.add(node)
-        if below or node.kind in ("map", "matmul"):
+        if below or node.kind == "map":
             above.add(node)
     return first
 
