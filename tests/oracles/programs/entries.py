@@ -329,6 +329,22 @@ BAG = Entry(
 )  # fmt: skip
 
 
+AVERAGED_BAG = Entry(
+    ids("ids"),
+    tables(),
+    {
+        "mean": lambda w, i: F.embedding(_bags(i["ids"]), w["table0"]).mean(2),
+        "bag": lambda w, i: F.embedding_bag(_bags(i["ids"]).flatten(0, 1), w["table0"], mode="mean").unflatten(
+            0, (-1, 2)
+        ),
+    },
+    lambda tape, w, i: tape.reduce(
+        tape.move(looked(tape, w["table0"], i["ids"]), lambda t: t.unflatten(1, (2, TIME // 2))), 2
+    ),
+    marked={"bag": _set({"ids_in_bags"}), "mean": _set({"ids_direct"})},
+)
+
+
 def _second(change: Any) -> Callable[[Weights, Inputs], Tensor]:
     return lambda w, i: F.embedding(i["ids"], w["table0"]) + F.embedding(change(i["ids"]), w["table1"])
 
@@ -401,7 +417,8 @@ ENTRIES: dict[str, Entry] = {
     "numbers": NUMBERS, "two numbers": TWO_NUMBERS, "broadcast numbers": BROADCAST_NUMBERS, "convs": CONVS,
     "conv norms": CONV_NORMS, "deep": DEEP, "beside": BESIDE, "rectified": RECTIFIED, "words": WORDS_ALONE,
     "words and places": WORDS_AND_PLACES, "equal places": EQUAL_PLACES, "shifted": SHIFTED, "clipped": CLIPPED,
-    "flipped": FLIPPED, "transposed": TRANSPOSED, "joined": JOINED, "cut": CUT, "bag": BAG, "second table": SECOND_TABLE,
+    "flipped": FLIPPED, "transposed": TRANSPOSED, "joined": JOINED, "cut": CUT, "bag": BAG,
+    "averaged bag": AVERAGED_BAG, "second table": SECOND_TABLE,
     "same table": SAME_TABLE, "beside numbers": BESIDE_NUMBERS, "moved beside numbers": MOVED_BESIDE_NUMBERS,
     "beside ids": BESIDE_IDS, "equal ids": EQUAL_IDS,
 }  # fmt: skip
