@@ -6,6 +6,7 @@
 #   make bench   what explanations cost on this machine; BENCH='--models ...' chooses (minutes)
 #   make same    the same numbers as another commit gives? SINCE=HEAD chooses it, SAME=--quick takes a minute
 #   make beside  what explanations cost beside another commit (minutes); SINCE as above, BESIDE='--models ...'
+#   make fuzz    random programs against a slow oracle (minutes); FUZZ='--programs 10000 --seed 1' or --all
 #
 # Another interpreter: make test PYTHON=python3.12
 
@@ -17,7 +18,7 @@ SINCE  ?= 0c78600
 py  := $(VENV)/bin/python
 pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test docs bench same beside clean
+.PHONY: demo test docs bench same beside fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -42,6 +43,9 @@ same: $(VENV)/test.stamp
 
 beside: $(VENV)/test.stamp
 	$(py) bench/beside.py --since $(SINCE) $(BESIDE)
+
+fuzz: $(VENV)/test.stamp
+	OMP_NUM_THREADS=1 $(py) bench/fuzz.py $(FUZZ)
 
 $(VENV)/base.stamp: constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else "dynamiclrp needs Python 3.10 to 3.13, %s is %d.%d: make PYTHON=..." % ((sys.executable,) + v))'

@@ -6,6 +6,7 @@ Nothing here knows the engine: no coefficients, no autograd graph, no hooks. Rea
     attnlrp      AttnLRP and CP-LRP of Llama-, GPT-2- and BERT-like transformers
     dynamic      the DynamicLRP paper's rules on a tape of a few operations
     zennit_nets  small networks and the call of Zennit on them
+    programs     whole random programs under every preset, and what the engine is asked about them
 """
 
 import torch
