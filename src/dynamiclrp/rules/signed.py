@@ -147,9 +147,10 @@ class Magnitudes:
 def _weigh(w: Any, scale: Any, *, ratio: float, once: bool, folded: bool) -> Any:
     """|W|, and what stands in for W: W + ratio · |W|, or W with the scale folded in."""
     w = w if scale is None else w * scale
+    magnitude = abs(w)
     if once:
-        return abs(w), add(w, abs(w), ratio)
-    return (abs(w), w) if folded else abs(w)
+        return magnitude, add(w, magnitude, ratio)
+    return (magnitude, w) if folded else magnitude
 
 
 @formula
