@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from datetime import date
 from pathlib import Path
@@ -153,6 +154,9 @@ def main() -> None:
         "date": date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} CPU cores",
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "commit": subprocess.run(
+            ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
+        ).stdout.strip(),
         "since": options.since,
         "rows": {},
     }
