@@ -83,3 +83,19 @@ def test_only_the_second_output_beside_a_convolution(name):
 @pytest.mark.parametrize("name", TAKE)
 def test_unused_first_output_beside_an_average_pool(name):
     compare(BesidePool, TAKE[name], lambda x: x[:, 2:], "dynamic")
+
+
+class Spread(nn.Module):
+    """An average pool, which hands down relevance under `dynamic`, above the second output of an operation."""
+
+    def forward(self, x):
+        return nn.functional.avg_pool2d(torch.var_mean(x * 1.5, 1)[1][:, None], 2).flatten(1)
+
+
+def test_relevance_that_a_later_output_cannot_take_is_refused_with_a_remedy():
+    with pytest.raises(dlrp.UnsupportedTensorError, match=r"VarMean\) has several outputs.*Nothing\(\)"):
+        dlrp.explain(Spread(), picture(), target=0, preset="dynamic")
+    with_remedy = dlrp.explain(
+        Spread(), picture(), target=0, preset=dlrp.preset("dynamic") | {"VarMean": dlrp.Nothing()}
+    )
+    assert not with_remedy.relevance.any()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import maps, patterns
-from .errors import PresetError
+from .errors import PresetError, UnsupportedTensorError
 from .graph import Graph
 from .maps import Part
 from .ops import OPS, Kind, Op
@@ -242,6 +242,12 @@ def settle_forms(graph: Graph, steps: dict[int, Step]) -> tuple[list[Step], tupl
         else:
             delivers[node] = "R" if rule.delivers_relevance else "s"
         done[node] = step.changed(rule=rule, form=form[node], convert=convert)
+        if convert and any(ref[0] == node and ref[1] for ref in graph.consumers):
+            raise UnsupportedTensorError(
+                f"{graph.where(node)} has several outputs, and relevance (not a coefficient) arrives at it, which {rule} cannot take: "
+                f'only what arrives at the first could be turned. Remedy: preset(…) | {{"{step.name}": Nothing()}}, or another rule for '
+                "the operation above that hands relevance to zeros (flat, box, uniform average pool)."
+            )
     for node, step in done.items():
         if delivers[node] == "s":
             refs = graph.edges[node]
